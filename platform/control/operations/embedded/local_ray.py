@@ -2,8 +2,9 @@
 
     store (Valkey) → head (GCS, and a raylet without resources) → nodes 127.0.0.2, 127.0.0.3 …
 
-Each node is a raylet with an address of its own and a share of this machine's processors, memory and CUDA devices. All
-share this machine's data folder. The store keeps the state of the GCS, so that engines survive the end of the head.
+Each node is a raylet with an address of its own and a share of this machine's memory and CUDA devices. All share this
+machine's data folder. The store keeps the state of the GCS, so that engines survive the end of the head. The head has
+the machine's own address, because Ray replaces 127.0.0.1 by it; whoever connects needs the cluster's token.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ _RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    host: str
+    name: str
     command: list[str]
     variables: dict[str, str]
 
@@ -82,19 +83,19 @@ class LocalRay:
             "SLIPSTREAM_RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self._token_path),
-            "RAY_TMPDIR": str(self.folder),
+            "RAY_TMPDIR": str(self.folder),  # for what Ray writes outside of --temp-dir
         }
 
     def head(self, store_url: str | None) -> Node:
         """Args: store_url: of the store; None: there is none, so the end of the head ends the cluster."""
-        command = [*_RAY, "--head", f"--node-ip-address={LOOPBACK}", f"--port={self.port}", "--num-cpus=0"]
+        command = [*_RAY, "--head", f"--port={self.port}", f"--temp-dir={self.folder / 'head'}", "--num-cpus=0"]
         command += ["--num-gpus=0", "--include-dashboard=false", *self._sizes(0)]
         variables = {}
         if store_url is not None:
             url = urlsplit(store_url)
             command.append(f"--redis-password={url.password}")  # Ray has it in command lines of its own, too
             variables["RAY_REDIS_ADDRESS"] = f"{url.hostname}:{url.port}"
-        return Node(host=LOOPBACK, command=command, variables=variables)
+        return Node(name="ray-head", command=command, variables=variables)
 
     def nodes(self) -> Iterator[Node]:
         devices = cuda_devices(self.config)
@@ -102,8 +103,10 @@ class LocalRay:
         for number in range(self.num_nodes):
             host, own = f"127.0.0.{number + 2}", devices[number :: self.num_nodes]
             command = [*_RAY, f"--address={self.address}", f"--node-ip-address={host}", f"--num-cpus={_CPUS_PER_NODE}"]
-            command += [f"--num-gpus={len(own)}", *self._sizes(memory_bytes)]
-            yield Node(host=host, command=command, variables={DEVICES_VARIABLE: ",".join(own)})
+            # Nodes that start at once in the same folder would choose the same names for their sockets.
+            command += [f"--num-gpus={len(own)}", f"--temp-dir={self.folder / str(number)}"]
+            command += self._sizes(memory_bytes)
+            yield Node(name=f"ray-{host}", command=command, variables={DEVICES_VARIABLE: ",".join(own)})
 
     def delete_files(self) -> None:
         for folder in (self.folder, self.store_folder):

@@ -97,11 +97,11 @@ class Stack:
             "ray-store", cluster.store_folder, without_it="engines end with the head of the cluster", is_on_disk=True
         )
         head = cluster.head(store_url)
-        component = self._add("ray-head", head.command, variables=head.variables)
+        component = self._add(head.name, head.command, variables=head.variables)
         if not wait_until(lambda: _is_listening(cluster.port), seconds=HEAD_START_SECONDS):
             raise ClusterNotStarted(f"the head of the Ray cluster does not listen; see {component.log_path}")
         for node in cluster.nodes():
-            self._add(f"ray-{node.host}", node.command, variables=node.variables)
+            self._add(node.name, node.command, variables=node.variables)
 
     def _start_valkey(self, name: str, folder: Path, *, without_it: str, is_on_disk: bool = False) -> str | None:
         """Returns the server's URL. None: it cannot run on this machine, and a warning says what happens without it."""

@@ -34,6 +34,6 @@ def write_valkey_config(folder: Path, *, port: int, is_on_disk: bool = False) ->
     path.write_text(
         f'bind 127.0.0.1\nport {port}\nrequirepass {password}\ndir "{folder}"\n'
         f'save ""\nappendonly {"yes" if is_on_disk else "no"}\n'
-        'maxmemory 256mb\nmaxmemory-policy noeviction\ndaemonize no\n'
+        "maxmemory 256mb\nmaxmemory-policy noeviction\ndaemonize no\n"
     )
     return path, f"redis://:{password}@127.0.0.1:{port}/0"

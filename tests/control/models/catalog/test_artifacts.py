@@ -18,7 +18,7 @@ from tests.control.models.catalog.test_folder import make_folder
 from tests.engine.server.live import wait_until
 
 NUM_FILES = 3
-# Appends the names of the files that it fetches to the file `fetched`. Before the last one, it waits for a file `go_on`.
+# Appends the names of the files that it fetches to the file `fetched`. Before the last one, it waits for `go_on`.
 PROGRAM = """
 import sys, time
 from pathlib import Path

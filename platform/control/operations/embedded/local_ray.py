@@ -29,7 +29,7 @@ from control.serving.deployments.observations import replica_ended
 MAX_NODES = 16
 _CPUS_PER_NODE = 4  # engines of a node; they share this machine's processors
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024  # nearly Ray's minimum, because engines do not use it
-_RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", "--log-color=false"]
+_START = ["start", "--block", "--disable-usage-stats", "--log-color=false"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,9 @@ class LocalRay:
 
     def head(self, store_url: str | None) -> Node:
         """Args: store_url: of the store; None: there is none, so the end of the head ends the cluster."""
-        command = [*_RAY, "--head", f"--port={self.port}", f"--temp-dir={self.folder / 'head'}", "--num-cpus=0"]
+        folder = self.folder / "head"
+        program = [sys.executable, "-m", "control.operations.embedded.ray_head", str(folder / "ray_current_cluster")]
+        command = [*program, *_START, "--head", f"--port={self.port}", f"--temp-dir={folder}", "--num-cpus=0"]
         command += ["--num-gpus=0", "--include-dashboard=false", *self._sizes(0)]
         variables = {}
         if store_url is not None:
@@ -98,11 +100,17 @@ class LocalRay:
         return Node(name="ray-head", command=command, variables=variables)
 
     def nodes(self) -> Iterator[Node]:
+        program = [sys.executable, "-m", "ray.scripts.scripts", *_START]
         devices = cuda_devices(self.config)
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self.num_nodes
         for number in range(self.num_nodes):
             host, own = f"127.0.0.{number + 2}", devices[number :: self.num_nodes]
-            command = [*_RAY, f"--address={self.address}", f"--node-ip-address={host}", f"--num-cpus={_CPUS_PER_NODE}"]
+            command = [
+                *program,
+                f"--address={self.address}",
+                f"--node-ip-address={host}",
+                f"--num-cpus={_CPUS_PER_NODE}",
+            ]
             # Nodes that start at once in the same folder would choose the same names for their sockets.
             command += [f"--num-gpus={len(own)}", f"--temp-dir={self.folder / str(number)}"]
             command += self._sizes(memory_bytes)

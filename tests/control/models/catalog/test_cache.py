@@ -252,7 +252,7 @@ def test_of_several_processes_that_need_a_model_one_fetches_it(
     """Each thread opens its own files, as a process does. All have seen that there is no copy."""
     get_file, fetched = S3Storage.get_file, list[str]()
     all_need_it = threading.Barrier(3)
-    only_fetcher = sources.only_fetcher
+    only_fetcher = cache.only_fetcher
 
     def only_fetcher_of_all(folder: Path) -> AbstractContextManager[bool]:
         all_need_it.wait(20)

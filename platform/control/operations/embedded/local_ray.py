@@ -118,8 +118,7 @@ class LocalRay:
 
     def delete_files(self) -> None:
         for folder in (self.folder, self.store_folder):
-            if folder.exists():
-                shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # `mkdir` fails later if another user has made the folder
 
     @staticmethod
     def _sizes(memory_bytes: int) -> list[str]:

@@ -5,6 +5,7 @@ model can't be loaded, it prints {"event": "failed", "code", "message"} instead 
 
 The environment variable SLIPSTREAM_ENGINE_TOKEN contains the clients' bearer token; without it, clients need no token.
 SLIPSTREAM_ENGINE_OPERATOR_TOKEN contains a different token for the operator; without it there are no operator routes.
+SLIPSTREAM_ENGINE_TLS contains a private key and its certificate in PEM; with it, the server answers only over TLS.
 """
 
 import os
@@ -16,6 +17,7 @@ import argparse
 import json
 import logging
 import socket
+import ssl
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ from engine.planned import fit
 from engine.server.app import ServerApp, ServerConfig
 from engine.server.log import log_to_stderr
 from engine.server.process import Process
+from engine.server.tls import server_context
 from engine.sleep import Sleeper
 from engine.tensor_parallel.parent import LOST_GROUP, PARENT_MODULE, group_rank, in_group
 from engine.tokenizer import Tokenizer
@@ -38,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105 - the variable's name
 OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105 - the variable's name
+TLS_VARIABLE = "SLIPSTREAM_ENGINE_TLS"
 
 
 def main() -> None:
@@ -47,6 +51,7 @@ def main() -> None:
         _become_parent(args)
     if in_group() and group_rank() > 0:
         _follow(args)
+    tls = _tls()
     listener = _listen(args.host, args.port)
     app = _load(args)
     host, port = listener.getsockname()[:2]
@@ -66,7 +71,7 @@ def main() -> None:
             _fail("engine_unavailable", problem)
         print(json.dumps(ready), flush=True)
 
-    Process(app, drain_seconds=args.drain_seconds, announce=announce).run_until_stopped(listener)
+    Process(app, drain_seconds=args.drain_seconds, announce=announce, tls=tls).run_until_stopped(listener)
 
 
 def _arguments() -> argparse.Namespace:
@@ -124,6 +129,15 @@ def _follow(args: argparse.Namespace) -> NoReturn:
     except ModelNotLoadable as error:  # rank 0 fails in the same way and reports it
         logger.error("the rank's part of the model can't be loaded: %s", error)
         sys.exit(LOST_GROUP)
+
+
+def _tls() -> ssl.SSLContext | None:
+    if not (text := os.environ.get(TLS_VARIABLE)):
+        return None
+    try:
+        return server_context(text)
+    except ssl.SSLError as error:
+        _fail("invalid_certificate", f"{TLS_VARIABLE} is not a private key with its certificate: {error}")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -7,6 +7,7 @@ ends the process immediately.
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -22,8 +23,18 @@ _FLUSH_SECONDS = 5  # time for clients to read their last bytes
 class Process(uvicorn.Server):
     """The caller calls `run_until_stopped` once, from the main thread."""
 
-    def __init__(self, app: ServerApp, *, drain_seconds: float, announce: Callable[[str | None], None]) -> None:
-        """`announce`: called once connections are accepted, with None or the reason why no token can be generated."""
+    def __init__(
+        self,
+        app: ServerApp,
+        *,
+        drain_seconds: float,
+        announce: Callable[[str | None], None],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Args:
+        announce: called once connections are accepted, with None or the reason why no token can be generated.
+        tls: None: the server answers over plain HTTP.
+        """
         config = uvicorn.Config(
             app.asgi,
             http=Connection,
@@ -31,6 +42,7 @@ class Process(uvicorn.Server):
             access_log=False,
             lifespan="on",
             server_header=False,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
             timeout_graceful_shutdown=_FLUSH_SECONDS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )

@@ -149,7 +149,7 @@ def test_next_event_raises_queue_empty_after_the_timeout(run_script: RunScript) 
 def test_the_copy_of_a_model_is_not_deleted_while_a_child_uses_it(
     run_script: RunScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = get_config().model_copy(update={"data_dir": tmp_path, "max_model_copies_bytes": 0})
+    limits = get_config().model_copy(update={"data_dir": tmp_path, "node_cache": 0})
     monkeypatch.setattr(settings, "SLIPSTREAM", limits)
     folder = copy_folder(limits, "model")
     folder.mkdir(parents=True)

@@ -16,6 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from control.serving.deployments.engine_tls import EngineAddress, EngineTransport
 from control.serving.deployments.launchers.processes import ACTOR_NAME_VARIABLE, endpoint_processes
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.services import deployment_create, deployment_scale, deployment_stop
@@ -110,11 +111,12 @@ def make_deployment(stack: LiveStack, *, num_replicas: int) -> Deployment:
     return deployment
 
 
-def chat(url: str, token: str, model: str) -> httpx2.Response:
+def chat(url: str, token: str, model: str, *, certificate: str = "") -> httpx2.Response:
+    """Args: certificate: of an engine with TLS."""
     body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
-    return httpx2.post(
-        f"{url}/chat/completions", json=body, headers={"Authorization": f"Bearer {token}"}, trust_env=False
-    )
+    headers, extensions = {"Authorization": f"Bearer {token}"}, EngineAddress("", 0, certificate).extensions
+    with httpx2.Client(transport=EngineTransport(), trust_env=False) as client:
+        return client.post(f"{url}/chat/completions", json=body, headers=headers, extensions=extensions)
 
 
 def test_a_deployment_on_a_ray_cluster_serves_through_the_gateway(ray_stack: LiveStack) -> None:
@@ -128,10 +130,16 @@ def test_a_deployment_on_a_ray_cluster_serves_through_the_gateway(ray_stack: Liv
         token = make_key(ray_stack.organization)[1]
         answer = chat(f"{url}/v1", token, deployment.name)
     assert answer.status_code == 200, answer.text
-    engine = f"http://{replicas[0].host}:{replicas[0].port}/v1"
-    assert chat(engine, "another token", deployment.name).status_code == 401
-    with pytest.raises(httpx2.ConnectError):
-        chat(f"http://127.0.0.1:{replicas[0].port}/v1", replicas[0].token, deployment.name)
+    address, token = replicas[0].supervised_address.url("/v1"), replicas[0].token
+    certificate, other = (row.certificate for row in replicas)
+    assert chat(address, token, deployment.name, certificate=certificate).status_code == 200
+    assert chat(address, "another token", deployment.name, certificate=certificate).status_code == 401
+    on_loopback = EngineAddress("127.0.0.1", replicas[0].port or 0, certificate).url("/v1")
+    for url, trusted in ((address, other), (address, ""), (on_loopback, certificate)):
+        with pytest.raises(httpx2.ConnectError):
+            chat(url, token, deployment.name, certificate=trusted)
+    with pytest.raises(httpx2.RemoteProtocolError):
+        chat(address.replace("https", "http"), token, deployment.name)
     environments = [Path(f"/proc/{pid}/environ").read_bytes() for pid in endpoint_processes(ACTOR_NAME_VARIABLE)]
     assert len(environments) >= 2
     assert not any(RAY_TOKEN.encode() in environment for environment in environments)
@@ -154,17 +162,23 @@ def actor_processes() -> set[int]:
 
 
 def kill_and_wait(stack: LiveStack, number: int, kill: Callable[[int], object]) -> None:
-    """Kills the engine of a replica in some way, and waits until only this engine has been replaced."""
-    engines = engines_by_number()
+    """Kills the engine of a replica in some way, and waits until only this engine and its certificate are new."""
+    engines, certificates = engines_by_number(), certificates_by_number()
     kill(engines[number])
     stack.wait_until(lambda: engines_by_number().get(number) not in (None, engines[number]), SECONDS)
     stack.wait_until(all_ready_and_as_recorded, SECONDS)
     assert {**engines_by_number(), number: 0} == {**engines, number: 0}, "an engine that was not killed was replaced"
+    assert certificates_by_number()[number] not in certificates.values()
+    assert {**certificates_by_number(), number: ""} == {**certificates, number: ""}
 
 
 def engines_by_number() -> dict[int, int]:
     """The recorded processes, by the numbers of the replicas."""
     return {row.number: row.pid for row in Replica.objects.all() if row.pid is not None}
+
+
+def certificates_by_number() -> dict[int, str]:
+    return dict(Replica.objects.values_list("number", "certificate"))
 
 
 def test_killed_engines_actors_and_supervisors_leave_no_orphaned_and_no_duplicate_engine(

@@ -55,6 +55,22 @@ def _lock_shared(file: IO[bytes], max_wait_seconds: float | None) -> None:
 
 
 @contextmanager
+def locked_alone(path: Path) -> Iterator[None]:
+    """Waits until no other process is in such a block with this path. A missing file is created, for this user only.
+
+    Only processes that are trusted may be able to open the file, because any of them can make the others wait.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with _open(path, 0o600) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                    yield
+                    return
+
+
+@contextmanager
 def locked_if_unused(path: Path) -> Iterator[bool]:
     """Yields True if no other process uses the file; then no other process can use it during the block either.
 

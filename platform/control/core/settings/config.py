@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from control.core.sqlite.turns import MAX_WAIT_SECONDS
@@ -67,8 +67,12 @@ class Config(BaseSettings):
     # for the id of the caller's organization. Empty: customers may not register models.
     model_roots: str = ""
     max_model_bytes: Annotated[int, Field(ge=1)] = 512 * 1024 * MIB
-    # Limit for copies of models from S3 on each machine. Above it, the least recently used unused copies are deleted.
-    max_model_copies_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB
+    # Limit in bytes for copies of models from S3, speculators and adapters on each machine. Above it, the least
+    # recently used ones are deleted, unless they are in use. The second name is that of earlier releases.
+    node_cache: Annotated[int, Field(ge=0)] = Field(
+        default=1024 * 1024 * MIB,
+        validation_alias=AliasChoices("SLIPSTREAM_NODE_CACHE", "SLIPSTREAM_MAX_MODEL_COPIES_BYTES"),
+    )
     # Limit for homes of engine users on each machine. Above it, the least recently used unused homes are deleted.
     max_engine_homes_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * MIB
     # A model whose loss on an English test text is higher is refused: see models/catalog/plausibility.py.
@@ -95,6 +99,8 @@ class Config(BaseSettings):
     launcher: Literal["process", "ray"] = "process"
     ray_address: str = "auto"  # host:port of the cluster's head; auto: the cluster of the raylet on this machine
     ray_namespace: Annotated[str, Field(min_length=1, max_length=80)] = "slipstream"  # one per installation
+    # Whether the engines on a Ray cluster use TLS. False only while supervisors and gateways of an earlier release run.
+    engine_tls: bool = True
     # FIRST-LAST: a range of user ids. All engines and jobs of an organization run as one of them. Requires root.
     engine_uids: str = ""
     suffix_decoding: bool = True  # beside every speculator; all drafts are then made on the host

@@ -1,10 +1,13 @@
-"""This machine's copies of models from S3. If all copies together exceed a limit, the least recently used are deleted.
+"""This machine's copies of models from S3, speculators and adapters.
 
-In the folder `models` of the data folder, for the model with the id ID:
+If all copies together exceed a limit (`SLIPSTREAM_NODE_CACHE`), the least recently used are deleted.
+
+In the folder `models` of the data folder, for the model, speculator or adapter with the id ID:
     ID         a complete copy: it appears and disappears by a rename, so that it is never partial
     ID.lock    locked briefly, while a use begins or the copy is deleted; its modification time is the time of the
                last use
-    ID.lock.*  one file for each use, locked until the last process that inherited it has ended
+    ID.lock.*  one file for each use, locked until the last process that inherited it has ended; one of them, `fetch`,
+               is locked while a process fetches the copy, so that the others wait for it instead of fetching, too
     .ID.*      a partial copy, which is being fetched or deleted
 
 An engine inherits only the file of its own use, and its operating-system user can open none of the other lock files. An
@@ -13,6 +16,7 @@ engine that a hostile model has taken over can therefore lock nothing that anoth
 A folder that an operator has put into `models` has no lock file and is left alone.
 """
 
+import errno
 import os
 import secrets
 import shutil
@@ -23,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from control.core.processes.in_use import locked_if_unused, open_in_use
+from control.core.processes.in_use import locked_alone, locked_if_unused, open_in_use
 from control.core.settings.config import Config
 
 # Number of seconds for which a new copy is not deleted, so that the process that will use the copy has time to start.
@@ -62,6 +66,29 @@ def use_if_copy(config: Config, folder: Path) -> IO[bytes] | None:
     return use_copy(folder) if is_copy else None
 
 
+@contextmanager
+def only_fetcher(folder: Path) -> Iterator[bool]:
+    """Lets one process at a time fetch a copy, while the caller uses it. Yields whether the copy is still missing."""
+    with locked_alone(folder.with_name(f"{folder.name}{_LOCK}.fetch")):
+        yield not folder.is_dir()
+
+
+def complete_copy(partial: Path, folder: Path) -> None:
+    """Makes a partial copy the copy, unless there is one already.
+
+    The files are on the disk before, so that a power cut leaves no copy with empty files.
+    """
+    for path in partial.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    try:
+        partial.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # a process of an earlier release has fetched it, too
+            raise
+
+
 def partial_folder(folder: Path) -> Path:
     """Returns a new path for a partial copy: one that becomes `folder` when it is complete, or the rest of `folder`
     while it is being deleted."""
@@ -75,15 +102,18 @@ def delete_copy(folder: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def model_copies_limit(config: Config) -> None:
-    """Deletes what killed processes have left, then the least recently used copies until the rest fits the limit."""
+def model_copies_limit(config: Config, *, reserved_bytes: int = 0) -> None:
+    """Deletes what killed processes have left, then the least recently used copies until the rest fits the limit.
+
+    Args: reserved_bytes: of the copy that is fetched next.
+    """
     folder = _all_copies(config)
     with locked_if_unused(folder / ".limit") as is_mine:
         if not is_mine:
             return
         (folder / ".limit").chmod(_PRIVATE)  # earlier releases created it with another mode
         copies = [_tidied(path.with_name(path.name.removesuffix(_LOCK))) for path in folder.glob(f"[!.]*{_LOCK}")]
-        excess = sum(copy.num_bytes for copy in copies) - config.max_model_copies_bytes
+        excess = reserved_bytes + sum(copy.num_bytes for copy in copies) - config.node_cache
         for copy in sorted(copies, key=lambda copy: copy.used_at):
             if (excess > 0 or copy.num_bytes == 0) and _delete_if_unused(copy.folder):
                 excess -= copy.num_bytes

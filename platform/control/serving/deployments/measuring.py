@@ -15,6 +15,7 @@ import httpx2
 from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
+from control.serving.deployments.engine_tls import EngineAddress
 from control.serving.deployments.models import DeploymentSample, Replica
 
 RETENTION = dt.timedelta(days=7)
@@ -43,9 +44,10 @@ def counters_of(text: str) -> dict[str, float]:
     return counters
 
 
-def _read_counters(client: httpx2.Client, host: str, port: int, token: str) -> dict[str, float] | None:
+def _read_counters(client: httpx2.Client, address: EngineAddress, token: str) -> dict[str, float] | None:
     try:
-        response = client.get(f"http://{host}:{port}/metrics", headers={"Authorization": f"Bearer {token}"})
+        headers = {"Authorization": f"Bearer {token}"}
+        response = client.get(address.url("/metrics"), headers=headers, extensions=address.extensions)
         return counters_of(response.text) if response.status_code == 200 else None
     except (httpx2.HTTPError, ValueError):  # ValueError: the text is not in Prometheus's format
         return None
@@ -63,9 +65,7 @@ class CounterSampler:
         """Starts a read when one is due, and stores the result of a read that has ended since the last call."""
         if self._pending is None:
             if time.monotonic() >= self._next_at and replica.port is not None:
-                self._pending = pool.submit(
-                    _read_counters, client, replica.supervised_host, replica.port, replica.token
-                )
+                self._pending = pool.submit(_read_counters, client, replica.supervised_address, replica.token)
         elif self._pending.done():
             ended, self._pending = self._pending, None
             self._next_at = time.monotonic() + self.interval_seconds

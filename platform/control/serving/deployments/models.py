@@ -9,6 +9,7 @@ from django.db import models
 from control.core.ids import deployment_id
 from control.core.settings.config import LOOPBACK
 from control.models.catalog.models import BaseModel, Speculator
+from control.serving.deployments.engine_tls import EngineAddress
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import ProjectObject
 
@@ -112,6 +113,9 @@ class Replica(models.Model):
     operator_token = models.CharField(
         max_length=64, blank=True, db_default="", help_text="Token with which sleep and wake are requested."
     )
+    certificate = models.TextField(
+        blank=True, db_default="", help_text="The engine's own TLS certificate, in PEM; empty: it does not use TLS."
+    )
     pid = models.PositiveIntegerField(null=True, blank=True)
     process_started = models.CharField(
         max_length=40, blank=True, help_text="Start time of the process `pid`, because a pid can be reused."
@@ -156,6 +160,11 @@ class Replica(models.Model):
     def supervised_host(self) -> str:
         """Where the replica's supervisor reaches the process. `host` may be a name that only gateways use."""
         return LOOPBACK if self.launcher == "process" else self.host
+
+    @property
+    def supervised_address(self) -> EngineAddress:
+        assert self.port is not None
+        return EngineAddress(self.supervised_host, self.port, self.certificate)
 
 
 AVAILABLE = (Replica.State.READY, Replica.State.SLEEPING)  # a request wakes a sleeping replica

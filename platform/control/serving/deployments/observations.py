@@ -24,8 +24,8 @@ MAX_CRASHES = 5
 MAX_BACKOFF_SECONDS = 60.0
 USE_RECORDED_SECONDS = 1.0  # `used_at` is written again when it is wrong by this time or more
 NO_PROCESS: dict[str, Any] = {
-    "pid": None, "process_started": "", "host": "", "port": None, "token": "", "operator_token": "", "device": "",
-    "node": "", "num_open": 0,
+    "pid": None, "process_started": "", "host": "", "port": None, "token": "", "operator_token": "", "certificate": "",
+    "device": "", "node": "", "num_open": 0,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import httpx2
 import structlog
 from django.utils import timezone
 
+from control.serving.deployments.engine_tls import EngineAddress
 from control.serving.deployments.health import Load
 from control.serving.deployments.models import Replica
 from control.serving.deployments.observations import replica_load
@@ -54,8 +55,8 @@ class SleepWatch:
             return
         path = "/wake" if idle_seconds is None else f"/sleep?idle_seconds={idle_seconds}"
         if replica.port is not None:
-            url = f"http://{replica.supervised_host}:{replica.port}{path}"
-            self._pending = pool.submit(_change, client, url, replica.operator_token)
+            address = replica.supervised_address
+            self._pending = pool.submit(_change, client, address, path, replica.operator_token)
 
     def _end(self, replica: Replica, code: str) -> None:
         """Handles the end of a change. Args: code: the code of the error; empty: the change was made."""
@@ -66,11 +67,13 @@ class SleepWatch:
             log.warning("the engine could not be put to sleep or woken", replica=str(replica), code=code)
 
 
-def _change(client: httpx2.Client, url: str, operator_token: str) -> str:
+def _change(client: httpx2.Client, address: EngineAddress, path: str, operator_token: str) -> str:
     """Requests the change from the engine. Returns the code of the error; empty if there is none."""
     headers = {"Authorization": f"Bearer {operator_token}"}
     try:
-        response = client.post(url, headers=headers, timeout=CHANGE_TIMEOUT_SECONDS)
+        response = client.post(
+            address.url(path), headers=headers, timeout=CHANGE_TIMEOUT_SECONDS, extensions=address.extensions
+        )
         return "" if response.status_code == 200 else str(response.json()["error"]["code"])
     except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
         return type(error).__name__

@@ -192,7 +192,7 @@ def _processes(deployment: Deployment) -> tuple[Process, ...]:
     return tuple(
         Process(
             deployment_id=deployment.pk,
-            target=Target(replica.host, replica.port, replica.token, replica.operator_token),
+            target=Target(replica.host, replica.port, replica.token, replica.operator_token, replica.certificate),
             is_asleep=replica.state == Replica.State.SLEEPING,
         )
         for replica in replicas_up(deployment)

@@ -16,6 +16,8 @@ from weakref import WeakKeyDictionary
 import httpx2
 
 from control.core.api.errors import ApiError
+from control.serving.deployments.engine_tls import EngineAddress
+from control.serving.gateway.connections import EnginePools
 from control.serving.gateway.meter import without_comment
 from control.serving.gateway.wire import WIRES
 
@@ -49,6 +51,11 @@ class Target:
     port: int
     token: str
     operator_token: str = ""
+    certificate: str = ""  # see `EngineAddress`
+
+    @property
+    def address(self) -> EngineAddress:
+        return EngineAddress(self.host, self.port, self.certificate)
 
     def weight(self, key: str) -> bytes:
         """Returns the rank of this target for the key: of several targets, the one with the highest rank is preferred.
@@ -80,7 +87,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
     client = _client()
     request = client.build_request(
         "POST",
-        f"http://{target.host}:{target.port}{path}",
+        target.address.url(path),
         content=_once(body),
         headers={
             "Content-Length": str(len(body)),
@@ -90,6 +97,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
             **({} if memory is None else {"x-slipstream-memory": memory}),
             **({} if WIRES[path].has_usage_option else {"x-slipstream-usage": "comments"}),
         },
+        extensions=target.address.extensions,
     )
     try:
         response = await client.send(request, stream=True)
@@ -113,7 +121,9 @@ async def wake(target: Target) -> None:
     """Returns when the engine is awake. Raises: NotAccepted: the engine does not answer, or cannot wake."""
     try:
         response = await _client().post(
-            f"http://{target.host}:{target.port}/wake", headers={"Authorization": f"Bearer {target.operator_token}"}
+            target.address.url("/wake"),
+            headers={"Authorization": f"Bearer {target.operator_token}"},
+            extensions=target.address.extensions,
         )
     except httpx2.HTTPError as error:
         raise NotAccepted(502, _NO_ANSWER, "upstream_unavailable") from error
@@ -198,7 +208,7 @@ def _client() -> httpx2.AsyncClient:
     if loop not in _clients:
         _clients[loop] = httpx2.AsyncClient(
             timeout=httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=64),
+            transport=EnginePools(httpx2.Limits(max_connections=None, max_keepalive_connections=64)),
             trust_env=False,  # no proxy between the gateway and an engine
         )
     return _clients[loop]

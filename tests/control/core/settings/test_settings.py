@@ -38,6 +38,15 @@ def test_settings_are_read_from_the_environment_only(monkeypatch: pytest.MonkeyP
     assert (config.storage_dir, config.shard_rows, config.redis_url) == (tmp_path / "storage", 64, None)
 
 
+@pytest.mark.parametrize("name", ["SLIPSTREAM_NODE_CACHE", "SLIPSTREAM_MAX_MODEL_COPIES_BYTES"])
+def test_the_limit_for_copies_of_models_has_also_the_name_of_earlier_releases(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "5000")
+
+    assert Config().node_cache == 5000
+
+
 @pytest.mark.parametrize(
     "values",
     [{"shard_rows": 0}, {"shard_rows": 257}, {"lease_seconds": 15, "renew_seconds": 10}, {"max_upload_bytes": 0}],

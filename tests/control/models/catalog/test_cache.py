@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from moto import mock_aws
 from control.core.settings.config import Config, get_config
 from control.core.storage import backends as storage_module
 from control.core.storage.backends import S3Storage
-from control.models.catalog import cache
+from control.models.catalog import cache, sources
 from control.models.catalog.cache import (
     RECENT_SECONDS,
     copy_folder,
@@ -39,7 +39,7 @@ NUM_BYTES = 1_000
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    return get_config().model_copy(update={"data_dir": tmp_path, "max_model_copies_bytes": 3 * NUM_BYTES})
+    return get_config().model_copy(update={"data_dir": tmp_path, "node_cache": 3 * NUM_BYTES})
 
 
 def make_copy(config: Config, name: str, *, used_seconds_ago: float) -> Path:
@@ -73,7 +73,7 @@ def test_the_least_recently_used_copies_are_deleted_until_the_rest_fits(config: 
 
 
 def test_a_copy_that_was_fetched_a_moment_ago_is_kept_for_the_process_that_will_use_it(config: Config) -> None:
-    config = config.model_copy(update={"max_model_copies_bytes": 0})
+    config = config.model_copy(update={"node_cache": 0})
     folder = make_copy(config, "new", used_seconds_ago=RECENT_SECONDS / 2)
 
     model_copies_limit(config)
@@ -84,7 +84,7 @@ def test_a_copy_that_was_fetched_a_moment_ago_is_kept_for_the_process_that_will_
 def test_a_copy_is_kept_while_a_process_that_inherited_its_lock_lives_although_its_supervisor_was_killed(
     config: Config,
 ) -> None:
-    config = config.model_copy(update={"max_model_copies_bytes": 0})
+    config = config.model_copy(update={"node_cache": 0})
     used, unused = (make_copy(config, name, used_seconds_ago=9_000) for name in ("used", "unused"))
     engine = "import sys; print('engine', flush=True); sys.stdin.read()"
     supervisor = (
@@ -142,7 +142,7 @@ def hostile_engine(fd: int) -> Iterator[None]:
 
 
 def test_an_engine_that_locks_its_inherited_lock_file_keeps_its_copy_and_delays_no_other_use(config: Config) -> None:
-    config = config.model_copy(update={"max_model_copies_bytes": 0})
+    config = config.model_copy(update={"node_cache": 0})
     folder, unused = (make_copy(config, name, used_seconds_ago=9_000) for name in ("shared", "unused"))
     use = use_copy(folder)
     with ThreadPoolExecutor(1) as pool, hostile_engine(use.fileno()):
@@ -216,7 +216,7 @@ def test_copies_that_are_fetched_and_deleted_at_the_same_time_are_always_complet
 ) -> None:
     """Each thread opens its own files, as a process does, so that their locks exclude each other."""
     monkeypatch.setattr(cache, "RECENT_SECONDS", -60.0)
-    config = config.model_copy(update={"max_model_copies_bytes": 0})
+    config = config.model_copy(update={"node_cache": 0})
     stop = threading.Event()
 
     def delete_all() -> int:
@@ -246,19 +246,27 @@ def test_copies_that_are_fetched_and_deleted_at_the_same_time_are_always_complet
     assert not copy_folder(config, model.pk).exists()
 
 
-def test_of_two_processes_that_fetch_a_model_the_copy_of_the_first_one_stays(
+def test_of_several_processes_that_need_a_model_one_fetches_it(
     model: BaseModel, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine may already be reading the first copy."""
-    get_file, inodes = S3Storage.get_file, list[int]()
+    """Each thread opens its own files, as a process does. All have seen that there is no copy."""
+    get_file, fetched = S3Storage.get_file, list[str]()
+    all_need_it = threading.Barrier(3)
+    only_fetcher = cache.only_fetcher
 
-    def get_file_after_another_process(self: S3Storage, key: str, path: Path) -> None:
-        monkeypatch.setattr(S3Storage, "get_file", get_file)
-        inodes.append(model_folder(model).stat().st_ino)
+    def only_fetcher_of_all(folder: Path) -> AbstractContextManager[bool]:
+        all_need_it.wait(20)
+        return only_fetcher(folder)
+
+    def counted_get_file(self: S3Storage, key: str, path: Path) -> None:
+        fetched.append(path.name)
         get_file(self, key, path)
 
-    monkeypatch.setattr(S3Storage, "get_file", get_file_after_another_process)
-    folder = model_folder(model)
+    monkeypatch.setattr(sources, "only_fetcher", only_fetcher_of_all)
+    monkeypatch.setattr(S3Storage, "get_file", counted_get_file)
+    with ThreadPoolExecutor(3) as pool:
+        folders = {future.result(timeout=60) for future in [pool.submit(model_folder, model) for _ in range(3)]}
 
-    assert inodes == [folder.stat().st_ino]
-    assert list(folder.parent.glob(".*")) == []
+    assert folders == {copy_folder(config, model.pk)}
+    assert sorted(fetched) == sorted(path.name for path in copy_folder(config, model.pk).iterdir())
+    assert list(copy_folder(config, model.pk).parent.glob(".model.*")) == []

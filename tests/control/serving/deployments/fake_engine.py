@@ -301,6 +301,12 @@ def main() -> None:
         sys.exit(3)
     print(f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')} device={options.device}", flush=True)
     server = ThreadingHTTPServer((options.host, options.port), Handler)
+    if text := os.environ.get("SLIPSTREAM_ENGINE_TLS"):
+        sys.path.insert(0, str(Path(__file__).parents[4]))
+        from engine.server.tls import server_context  # needs the standard library only
+
+        # The thread of a connection makes the handshake, so that a client that sends nothing blocks no other one.
+        server.socket = server_context(text).wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     server.daemon_threads = True
     end = (lambda *_: None) if Handler.behaviour == "stubborn" else (lambda *_: os._exit(0))
     signal.signal(signal.SIGTERM, end)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from control.core.storage.backends import get_storage
 from control.models.base_speculators.services import speculator_resolve
+from control.models.catalog.cache import copy_folder
 from control.models.catalog.models import BaseSpeculator
 from control.serving.deployments.supervisor import Supervisor
 from tests.control.factories import make_organization
@@ -30,5 +31,5 @@ def test_the_files_of_a_base_speculator_are_copied_for_an_endpoint(supervisor: S
 
     tick_until_state(supervisor, deployment, State.READY)
 
-    copied = supervisor.config.data_dir / "deployments" / deployment.pk / speculator.pk
+    copied = copy_folder(supervisor.config, speculator.pk)
     assert (copied / "config.json").read_text() == "{}"

@@ -11,6 +11,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from control.serving.deployments.engine_tls import EngineAddress
 from control.serving.deployments.figures import figures_since
 from control.serving.deployments.health import probe
 from control.serving.deployments.measuring import COUNTERS, RETENTION, CounterSampler, counters_of, sample_keep
@@ -90,7 +91,7 @@ def test_an_engine_whose_health_has_another_shape_is_not_healthy(answer: str) ->
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, text=answer))
 
     with httpx2.Client(transport=transport) as client:
-        assert not probe(client, "127.0.0.1", 1, "token").is_healthy
+        assert not probe(client, EngineAddress("127.0.0.1", 1), "token").is_healthy
 
 
 def test_metrics_are_computed_for_each_minute(client: Client, deployment: Deployment) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from control.core.storage.backends import FolderStorage, get_storage
 from control.serving.deployments import health
+from control.serving.deployments.engine_tls import EngineAddress
 from control.serving.deployments.health import UNUSED_FACTOR, UNUSED_SECONDS, Check, HealthWatch, Load
 from control.serving.deployments.launchers.staging_pool import MAX_PER_ORGANIZATION, NUM_THREADS, StagingPool
 from control.serving.deployments.models import Replica
@@ -43,6 +44,9 @@ class SlowStorage:
         self.released = threading.Event()
         self.num_started = 0
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        return self._storage.sizes(prefix)
+
     def get_folder(self, prefix: str, target: Path) -> None:
         if prefix.startswith("slow/"):
             with self._lock:
@@ -56,7 +60,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowStorage]:
     local = get_storage()
     assert isinstance(local, FolderStorage)
     slow = SlowStorage(local)
-    monkeypatch.setattr("control.serving.deployments.launchers.engine_process.get_storage", lambda: slow)
+    monkeypatch.setattr("control.models.catalog.artifacts.get_storage", lambda: slow)
     yield slow
     slow.released.set()
 
@@ -67,9 +71,9 @@ def probed_ports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ports: list[int] = []
     real = health.probe
 
-    def probe(client: httpx2.Client, host: str, port: int, token: str) -> Check:
-        check = real(client, host, port, token)
-        ports.append(port)
+    def probe(client: httpx2.Client, address: EngineAddress, token: str) -> Check:
+        check = real(client, address, token)
+        ports.append(address.port)
         return check
 
     monkeypatch.setattr(health, "probe", probe)

@@ -34,7 +34,9 @@ from tests.control.serving.deployments.support import (
 )
 
 pytestmark = pytest.mark.django_db
-STARTED = {"host": "10.0.0.7", "device": "", "pid": 70, "port": 7000, "token": "t", "operator_token": "o"}
+STARTED = {
+    "host": "10.0.0.7", "device": "", "pid": 70, "port": 7000, "token": "t", "operator_token": "o", "certificate": "",
+}  # fmt: skip
 
 
 def done(value: Any) -> "Future[Any]":
@@ -266,7 +268,7 @@ def test_an_order_contains_all_that_the_engines_command_needs(deployment: Deploy
     deployment.engine = {"weights": "int8", "max_context": 512}
     deployment.save()
     replica = replica_of(deployment)
-    order = order_of(replica)
+    order = order_of(replica, uses_tls=True)
     arguments: dict[str, Any] = {"device": "", "host": "10.0.0.7", "port": 1, "speculator_dir": Path("/speculator")}
 
     with CaptureQueriesContext(connection) as queries:

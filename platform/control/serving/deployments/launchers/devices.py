@@ -23,7 +23,7 @@ def device_for_engine(config: Config, *, ending: Collection[str]) -> str:
     Args: ending: devices of processes that were killed and have not ended yet.
     Raises: NoFreeDevice.
     """
-    devices = _devices(config)
+    devices = cuda_devices(config)
     if not devices:
         if config.device.startswith("cuda"):
             raise NoFreeDevice("this machine has no CUDA device for endpoints")
@@ -41,7 +41,8 @@ def engine_device(config: Config, device: str) -> str:
     return "cuda" if device else config.device
 
 
-def _devices(config: Config) -> list[str]:
+def cuda_devices(config: Config) -> list[str]:
+    """Returns this machine's devices for endpoints, as they are named in CUDA_VISIBLE_DEVICES."""
     if config.device == "cpu":
         return []
     names = config.endpoint_devices

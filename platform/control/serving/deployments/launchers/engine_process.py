@@ -7,11 +7,10 @@ owner. The engine's process then ends when the owner ends.
 import fcntl
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -22,18 +21,19 @@ from django.conf import settings
 
 from control.core.processes.child_environment import child_environment
 from control.core.processes.engine_homes import use_home
-from control.core.processes.engine_users import EngineUser, NoFreeUser, engine_user, make_model_readable, make_readable
+from control.core.processes.engine_users import EngineUser, NoFreeUser, engine_user, make_model_readable
 from control.core.processes.in_use import open_in_use
 from control.core.processes.ports import free_port
 from control.core.settings.config import LOOPBACK, Config, get_config
-from control.core.storage.backends import StorageError, get_storage
-from control.models.adapters.models import Adapter
-from control.models.catalog.cache import copy_folder, use_if_copy
+from control.core.storage.backends import StorageError
+from control.models.catalog.artifacts import artifact_folder
+from control.models.catalog.cache import copy_folder, use_copy, use_if_copy
 from control.models.catalog.folder import UnusableModel
 from control.models.catalog.sources import model_folder
 from control.models.engines.drafting import drafter_name
 from control.models.engines.planning import memory_limit
 from control.models.engines.schemas import EngineOptions
+from control.serving.deployments.engine_tls import TLS_VARIABLE, engine_key
 from control.serving.deployments.launchers.devices import DEVICES_VARIABLE, engine_device
 from control.serving.deployments.launchers.interface import AlreadyRunning, LaunchError
 from control.serving.deployments.launchers.processes import (
@@ -65,6 +65,7 @@ class Endpoint:
     port: int
     token: str
     operator_token: str
+    certificate: str  # in PEM; empty: the engine does not use TLS
 
 
 def log_path(config: Config, deployment_id: str, number: int = 0) -> Path:
@@ -83,33 +84,12 @@ def stage(config: Config, deployment: Deployment) -> Path | None:
     with suppress(UnusableModel):  # `launch` reports the error
         model_folder(deployment.base_model)
     for adapter in deployment.adapters.all():
-        _copy_unless_present(adapter.storage_prefix, adapter_dir(config, deployment, adapter))
+        artifact_folder(adapter.pk, adapter.storage_prefix)
     speculator = deployment.speculator
-    if speculator is None:
-        return None
-    return _copy_unless_present(
-        speculator.artifact_prefix, config.data_dir / "deployments" / deployment.pk / speculator.pk
-    )
+    return None if speculator is None else artifact_folder(speculator.pk, speculator.artifact_prefix)
 
 
-def _copy_unless_present(prefix: str, target: Path) -> Path:
-    """Copies a folder from storage unless `target` exists. Returns `target`."""
-    if target.is_dir():
-        return target
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        get_storage().get_folder(prefix, partial)
-        partial.rename(target)  # atomic: a supervisor that dies here leaves no partial folder at `target`
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return target
-
-
-def adapter_dir(config: Config, deployment: Deployment, adapter: Adapter) -> Path:
-    return config.data_dir / "deployments" / deployment.pk / adapter.pk
-
-
-def start_for_actor(replica: Replica, *, device: str, host: str, lifeline: int) -> Endpoint:
+def start_for_actor(replica: Replica, *, device: str, host: str, lifeline: int, uses_tls: bool) -> Endpoint:
     """Copies the files and starts the engine process, on the machine of a Ray actor, which must end it.
 
     Args: see `launch`. Raises: LaunchError.
@@ -126,6 +106,7 @@ def start_for_actor(replica: Replica, *, device: str, host: str, lifeline: int) 
         speculator_dir=speculator_dir,
         lifeline=lifeline,
         host=host,
+        uses_tls=uses_tls,
         name_variable=ACTOR_NAME_VARIABLE,
     )
 
@@ -144,6 +125,7 @@ def launch(
     speculator_dir: Path | None,
     lifeline: int | None,
     host: str | None = None,
+    uses_tls: bool = False,
     name_variable: str = NAME_VARIABLE,
 ) -> Endpoint:
     """Starts the engine process of a replica.
@@ -157,9 +139,11 @@ def launch(
     deployment = replica.deployment
     port = free_port(host or LOOPBACK)
     token, operator_token = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-    tokens = {TOKEN_VARIABLE: token, OPERATOR_TOKEN_VARIABLE: operator_token}
-    copy = copy_folder(config, deployment.base_model.pk)
-    with use_if_copy(config, copy) or nullcontext() as used:  # from here on, the copy of the model is not deleted
+    variables = {name_variable: process_name(replica), TOKEN_VARIABLE: token, OPERATOR_TOKEN_VARIABLE: operator_token}
+    key = engine_key() if uses_tls else None
+    if key is not None:
+        variables[TLS_VARIABLE] = key.key_and_certificate
+    with _uses(config, deployment) as used:  # from here on, the copies of the files are not deleted
         try:
             command = _command(config, deployment, device=device, host=host, port=port, speculator_dir=speculator_dir)
             user = _prepare_user(config, deployment)
@@ -167,8 +151,7 @@ def launch(
             raise LaunchError(f"the model is not available: {error.message}") from error
         except NoFreeUser as error:
             raise LaunchError(str(error)) from error
-        uid = None if user is None else user.uid
-        environment = {**child_environment(), **(user.environment() if user else {}), DEVICES_VARIABLE: device}
+        users_own = {} if user is None else user.environment()
         home_use = nullcontext() if user is None else use_home(user)
         with (
             home_use as home,
@@ -177,17 +160,50 @@ def launch(
         ):
             process = _start_process(
                 command,
-                environment={**environment, **tokens, name_variable: process_name(replica)},
-                uid=uid,
+                environment={**child_environment(), **users_own, DEVICES_VARIABLE: device, **variables},
+                uid=None if user is None else user.uid,
                 lifeline=lifeline,
                 output=output,
-                inherited=[file for file in (used, home, only) if file is not None],
+                inherited=[*used, only] if home is None else [*used, home, only],
             )
+    return Endpoint(
+        identity=_identity_of(process),
+        process=process,
+        port=port,
+        token=token,
+        operator_token=operator_token,
+        certificate="" if key is None else key.certificate,
+    )
+
+
+def _identity_of(process: "subprocess.Popen[bytes]") -> ProcessIdentity:
+    """Raises: LaunchError: the process has ended."""
     started = process_started(process.pid)
     if started is None:
         raise LaunchError(f"the engine ended at once with code {process.wait()}")
-    identity = ProcessIdentity(process.pid, started)
-    return Endpoint(identity=identity, process=process, port=port, token=token, operator_token=operator_token)
+    return ProcessIdentity(process.pid, started)
+
+
+@contextmanager
+def _uses(config: Config, deployment: Deployment) -> Iterator[list[IO[bytes]]]:
+    """Begins a use of the copies of the deployment's files, and yields the files that its engine must inherit.
+
+    Raises: LaunchError: a copy has been deleted since it was made.
+    """
+    artifacts = [copy_folder(config, artifact_id) for artifact_id in _artifact_ids(deployment)]
+    with ExitStack() as opened:
+        model_use = use_if_copy(config, copy_folder(config, deployment.base_model.pk))
+        used = [use_copy(folder) for folder in artifacts] + ([] if model_use is None else [model_use])
+        for file in used:
+            opened.enter_context(file)
+        if not all(folder.is_dir() for folder in artifacts):
+            raise LaunchError("The copy of the speculator or of an adapter was deleted.", code="speculator_unavailable")
+        yield used
+
+
+def _artifact_ids(deployment: Deployment) -> list[str]:
+    speculator = deployment.speculator
+    return [adapter.pk for adapter in deployment.adapters.all()] + ([] if speculator is None else [speculator.pk])
 
 
 def _start_process(
@@ -265,7 +281,8 @@ def _prepare_user(config: Config, deployment: Deployment) -> EngineUser | None:
         base_model = deployment.base_model
         model = model_folder(base_model, may_fetch=False)
         make_model_readable(config, model, owner_id=base_model.organization_id)
-        make_readable(config.data_dir / "deployments" / deployment.pk, user)
+        for artifact_id in _artifact_ids(deployment):
+            make_model_readable(config, copy_folder(config, artifact_id), owner_id=deployment.organization_id)
     return user
 
 
@@ -289,7 +306,7 @@ def _command(
         arguments["--speculator-dir"] = str(speculator_dir.resolve())
     words = [word for pair in arguments.items() for word in pair]
     for adapter in deployment.adapters.all():
-        folder = adapter_dir(config, deployment, adapter).resolve()
+        folder = copy_folder(config, adapter.pk)
         words += ["--adapter", f"{deployment.served_name}:{adapter.name}={folder}"]
     return [*program, *words]
 

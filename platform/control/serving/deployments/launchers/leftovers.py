@@ -1,7 +1,5 @@
-"""Deletes files of this machine that no engine uses: copies of the speculators and adapters of deployments that do not
-run, and what exceeds the limits for logs, copies of models and homes.
-
-A deployment that is started again copies its files again.
+"""Deletes files of this machine that no engine uses: what exceeds the limits for logs, copies of models and homes, and
+the copies of speculators and adapters that earlier releases have made for deployments that do not run any more.
 """
 
 import secrets

@@ -65,12 +65,18 @@ class EngineActor:
         django.setup()
         from control.serving.deployments.launchers.engine_process import start_for_actor
         from control.serving.deployments.launchers.interface import LaunchError
-        from control.serving.deployments.launchers.ray_order import ordered
+        from control.serving.deployments.launchers.ray_order import asks_for_tls, ordered
 
         host = str(ray.util.get_node_ip_address())
         device = ",".join(map(str, ray.get_gpu_ids()))
         try:
-            self._endpoint = start_for_actor(ordered(self._order), device=device, host=host, lifeline=self._lifeline)
+            self._endpoint = start_for_actor(
+                ordered(self._order),
+                device=device,
+                host=host,
+                lifeline=self._lifeline,
+                uses_tls=asks_for_tls(self._order),
+            )
         except (LaunchError, OSError) as error:
             failure = error if isinstance(error, LaunchError) else LaunchError(f"the engine cannot be started: {error}")
             return {"code": failure.code, "message": str(failure)}
@@ -81,6 +87,7 @@ class EngineActor:
             "port": self._endpoint.port,
             "token": self._endpoint.token,
             "operator_token": self._endpoint.operator_token,
+            "certificate": self._endpoint.certificate,
         }
 
     def _wait(self) -> dict[str, Any]:

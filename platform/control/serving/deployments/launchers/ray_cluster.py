@@ -92,7 +92,8 @@ class RayLauncher:
         if start is None:
             prefetch_related_objects([replica.deployment], "adapters", "speculator__base_speculator")  # for the order
             needs = needs_of(self.config, replica.deployment)
-            self._starts[name] = _Start(self._cluster.create(name, order_of(replica), needs))
+            order = order_of(replica, uses_tls=self.config.engine_tls)
+            self._starts[name] = _Start(self._cluster.create(name, order, needs))
             return False
         try:
             started = self._progress(name, start)
@@ -144,6 +145,7 @@ class RayLauncher:
             port=started["port"],
             token=started["token"],
             operator_token=started["operator_token"],
+            certificate=started["certificate"],
             pid=started["pid"],
             process_started=actor.id,
         )

@@ -16,12 +16,13 @@ _SPECULATOR = ("id", "kind")
 _ADAPTER = ("id", "name", "storage_prefix")
 
 
-def order_of(replica: Replica) -> str:
+def order_of(replica: Replica, *, uses_tls: bool) -> str:
     """Returns the order for the deployment's current generation. The related rows must have been read."""
     deployment = replica.deployment
     speculator = deployment.speculator
     return json.dumps({
         "number": replica.number,
+        "tls": uses_tls,
         "deployment": {**_values(deployment, _DEPLOYMENT), "name": deployment.served_name},
         "base_model": _values(deployment.base_model, _BASE_MODEL),
         "speculator": None if speculator is None else
@@ -40,6 +41,10 @@ def ordered(order: str) -> Replica:
         "adapters": [Adapter(**adapter) for adapter in values["adapters"]]
     }
     return Replica(deployment=deployment, number=values["number"])
+
+
+def asks_for_tls(order: str) -> bool:
+    return bool(json.loads(order).get("tls"))  # a supervisor of an earlier release does not ask for it
 
 
 def _values(row: Deployment | BaseModel | Speculator | Adapter, names: tuple[str, ...]) -> dict[str, object]:

@@ -24,7 +24,8 @@ from control.core.processes.ports import free_port
 from control.core.settings.config import Config, get_config
 from control.models.catalog.services import base_model_register
 from control.operations.embedded.first_start import ADMINISTRATOR, Credentials, Ready, first_start
-from control.operations.embedded.stack import Stack, wait_until
+from control.operations.embedded.local_ray import LocalRay, engines_of_ended_cluster_forget, reason_against
+from control.operations.embedded.stack import ClusterNotStarted, Stack, wait_until
 from control.queue.jobs.models import Worker
 from control.tenants.row_security.scope import Across, across_tenants
 
@@ -43,9 +44,15 @@ class Command(BaseCommand):
             "--model", dest="models", type=_model, action="append", default=[], metavar="NAME=DIR",
             help="Registers a folder of safetensors as a model under this name. Can be repeated.",
         )  # fmt: skip
+        parser.add_argument(
+            "--cluster", type=int, nargs="?", const=2, metavar="NODES",
+            help="Runs the engines on a small Ray cluster of this machine, to try one. Default: 2 nodes.",
+        )  # fmt: skip
 
     def handle(self, **options: Any) -> None:
         ended = _end_on_signal()
+        if (num_nodes := options["cluster"]) is not None and (reason := reason_against(num_nodes)) is not None:
+            raise CommandError(reason)
         config = get_config()
         config = config.model_copy(update={"data_dir": config.data_dir.resolve()})
         with closing(_lock(config.data_dir / "up.lock")):
@@ -56,8 +63,10 @@ class Command(BaseCommand):
             with across_tenants(Across.COMMAND):
                 credentials = first_start(config.data_dir / "credentials.json")
                 _register(options["models"])
+                engines_of_ended_cluster_forget()
+            cluster = None if num_nodes is None else LocalRay.prepare(config, num_nodes=num_nodes)
             try:
-                self._serve(config, credentials, ready_path, ended, host=options["host"], port=options["port"])
+                self._serve(config, credentials, ready_path, ended, options["host"], options["port"], cluster)
             finally:
                 ready_path.unlink(missing_ok=True)
 
@@ -67,12 +76,12 @@ class Command(BaseCommand):
         credentials: Credentials,
         ready_path: Path,
         ended: threading.Event,
-        *,
         host: str,
         port: int,
+        cluster: LocalRay | None,
     ) -> None:
         port = _checked_port(host, port)
-        stack = Stack(config, host=host, port=port)
+        stack = Stack(config, host=host, port=port, cluster=cluster)
         began = timezone.now()
         try:
             stack.start()
@@ -87,11 +96,16 @@ class Command(BaseCommand):
             if not ended.is_set():
                 ready.write(ready_path)
                 self._announce(ready, credentials)
+                if cluster is not None:
+                    self.stdout.write(f"  Ray       {cluster.address}, {cluster.num_nodes} nodes for engines")
+                    self.stdout.flush()
             while not ended.wait(WATCH_SECONDS):
                 stack.watch()
             ready_path.unlink(missing_ok=True)
             self.stdout.write("Stopping ...")
             stack.stop()
+        except ClusterNotStarted as error:
+            raise CommandError(str(error)) from error
         finally:
             stack.cut_lifeline()
 

@@ -48,6 +48,7 @@ from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTu
 from slipstream.hardware import Hardware
 from slipstream.invoices import Invoice
 from slipstream.jobs import Job, JobEvent
+from slipstream.loops import Loop, LoopRound
 from slipstream.messages import Message, MessageTokens
 from slipstream.organization import AuditEvent, AuditExport, Member, Project
 from slipstream.pipelines import PipelineRun
@@ -127,6 +128,8 @@ __all__ = [
     "JobEvent",
     "LedgerLine",
     "Listing",
+    "Loop",
+    "LoopRound",
     "Member",
     "Message",
     "MessageTokens",

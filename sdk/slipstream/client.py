@@ -30,6 +30,7 @@ from slipstream.hardware import HardwareCatalog
 from slipstream.http import D, Http
 from slipstream.invoices import Invoices
 from slipstream.jobs import Jobs
+from slipstream.loops import Loops
 from slipstream.messages import Messages
 from slipstream.organization import AuditEvents, Members, Projects
 from slipstream.pipelines import Pipelines
@@ -75,6 +76,7 @@ class Resources(Generic[D]):
         self.quotes = Quotes(http, driver)
         self.responses = Responses(http, driver)
         self.rollouts = Rollouts(http, driver)
+        self.loops = Loops(http, driver)
         self.speculators = Speculators(http, driver)
         self.spend_caps = SpendCaps(http, driver)
         self.spending_thresholds = SpendingThresholdsResource(http, driver)

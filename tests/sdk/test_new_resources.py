@@ -13,6 +13,7 @@ from control.models.catalog.models import BaseModel
 from control.serving.deployments.models import Deployment
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
+from control.workflows.loops.models import LoopRound
 from slipstream import Client, ConflictError, NotFoundError
 from tests.control.billing.spending.support import make_quote
 from tests.control.factories import add_usage, make_base_model, make_key, make_organization
@@ -146,3 +147,25 @@ def test_metrics_are_listed_by_interval(client: Client, base_model: BaseModel) -
     assert len(intervals) > 60, "the list must include more than one page"
     assert intervals[0].start_time == start - start % 60
     assert {(interval.num_requests, interval.acceptance_length) for interval in intervals} == {(0, None)}
+
+
+def test_a_loop_is_set_changed_and_deleted_and_its_rounds_are_listed(
+    client: Client, organization: Organization, base_model: BaseModel
+) -> None:
+    deployment = client.deployments.create(name="support", model="tiny")
+    client.captures.set(deployment.id, hours=24)
+
+    loop = client.loops.set(deployment.id, recipe={"kind": "medusa"}, limits={"monthly_budget": 50})
+
+    assert (loop.enabled, loop.recipe["kind"], loop.limits["monthly_budget"]["value"]) == (True, "medusa", 50.0)
+    assert client.loops.retrieve(deployment.id) == loop
+    made = LoopRound.objects.create(
+        organization=organization, deployment_id=deployment.id, trigger="schedule", settings={"caller": loop.id}
+    )
+    assert [(each.id, each.is_final) for each in client.loops.rounds(deployment.id)] == [(made.pk, False)]
+    assert not client.loops.update(deployment.id, enabled=False).enabled
+    stopped = client.loops.retrieve_round(deployment.id, made.pk)
+    assert (stopped.status, stopped.reason and stopped.reason["code"]) == ("stopped", "loop_disabled")
+    client.loops.delete(deployment.id)
+    with pytest.raises(NotFoundError):
+        client.loops.retrieve(deployment.id)

@@ -32,6 +32,7 @@ from control.queue.jobs.models import Job
 from control.queue.jobs.selectors import jobs_to_cancel
 from control.queue.jobs.services import job_claim, job_claim_next, reconcile, worker_beat, worker_leave
 from control.queue.jobs.state import Claim
+from control.serving.acceptance.services import acceptance_watch_all
 from control.serving.captures.services import captures_prune, captures_seal
 from control.serving.rollouts.services import rollouts_reconcile
 from control.tenants.events.services import events_prune
@@ -41,6 +42,8 @@ from control.tenants.row_security.scope import Across, across_tenants
 from control.workflows.batches.caps import batches_review
 from control.workflows.batches.selectors import batches_overdue
 from control.workflows.batches.tidy import batches_tidy
+from control.workflows.loops.rounds import rounds_reconcile
+from control.workflows.loops.triggers import rounds_begin
 from control.workflows.pipelines.stages import pipelines_reconcile
 from workers.supervisor.attempt import Handler, run_attempt, work_folders_sweep
 from workers.supervisor.batch import BatchHandler
@@ -72,6 +75,9 @@ CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "advance pipelines": (1, pipelines_reconcile),
     "review paused batches": (1, batches_review),
     "advance rollouts": (1, rollouts_reconcile),
+    "watch acceptance": (12, acceptance_watch_all),
+    "advance rounds of loops": (1, rounds_reconcile),
+    "begin rounds of loops": (6, rounds_begin),
     "report spending thresholds": (1, thresholds_report),
     "tidy batches": (6, batches_tidy),
     "tidy jobs": (1, jobs_tidy),

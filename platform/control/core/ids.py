@@ -116,3 +116,11 @@ def rollout_id() -> str:
 
 def threshold_id() -> str:
     return new_id("threshold_")
+
+
+def loop_id() -> str:
+    return new_id("loop_")
+
+
+def loop_round_id() -> str:
+    return new_id("round_")

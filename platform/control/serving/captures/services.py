@@ -10,6 +10,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import structlog
@@ -119,32 +120,38 @@ def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any
 
 @audited("capture.export", records_itself=True)
 def capture_export(*, capture: Capture) -> File:
-    """Writes the distinct requests that are kept into a file, as rows of a batch for the base model.
+    """Makes a file of the distinct requests that are kept. Raises: ApiError: as `capture_file_store`."""
+    with delete_stored_on_error():
+        file = capture_file_store(capture=capture)
+        with change():
+            file_add(file=file)
+            audit_record("capture.export", file)
+    return file
 
-    The file has the newest requests that fit into `MAX_FILE_BYTES`.
+
+def capture_file_store(*, capture: Capture, max_rows: int = MAX_REQUESTS) -> File:
+    """Writes the distinct requests that are kept as rows of a batch for the base model. Returns the row unsaved, for
+    `file_add`; see `file_store`.
+
+    The file has the newest requests that fit into `MAX_FILE_BYTES`, at most `max_rows`.
 
     Raises: ApiError: 409, no request is kept; 429, too many files are being read or written.
     """
     deployment = capture.deployment
     with file_work.taken(capture.organization_id), staged_writer() as writer:
-        for row in _rows(capture):
+        for row in islice(_rows(capture), max_rows):
             line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
             if writer.size_bytes + len(line) > MAX_FILE_BYTES:
                 break
             writer.write(line)
         if not writer.size_bytes:
             raise ApiError(409, f"No request to {deployment.name!r} has been kept yet.", "nothing_captured")
-        with delete_stored_on_error():
-            file = file_store(
-                organization=deployment.organization,
-                filename=f"{deployment.name}.captured.jsonl",
-                purpose=File.Purpose.BATCH,
-                staged=writer.finish(),
-            )
-            with change():
-                file_add(file=file)
-                audit_record("capture.export", file)
-    return file
+        return file_store(
+            organization=deployment.organization,
+            filename=f"{deployment.name}.captured.jsonl",
+            purpose=File.Purpose.BATCH,
+            staged=writer.finish(),
+        )
 
 
 def _rows(capture: Capture) -> Iterator[dict[str, Any]]:

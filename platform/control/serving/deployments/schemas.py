@@ -7,6 +7,7 @@ from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import Failure, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.models.engines.schemas import EngineOptions, ValidateOnly
+from control.serving.acceptance.schemas import DeploymentAcceptance
 from control.serving.deployments.figures import PeriodFigures
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.scaling import NumReplicas, ScalingOptions, scaling_of
@@ -67,6 +68,9 @@ class DeploymentObject(ResponseModel):
     replicas: int = Field(description=_REPLICAS)
     ready_replicas: int = Field(description="How many replicas are ready now. A sleeping one is not.")
     scaling: ScalingOptions
+    acceptance: DeploymentAcceptance | None = Field(
+        description="Whether the acceptance length has dropped. Null: no speculator, or not watched yet."
+    )
     desired_state: Annotated[str, OneOf(Deployment.Desired)]
     state: Annotated[str, OneOf(Deployment.State)]
     error: SkipValidation[Failure | None]
@@ -90,6 +94,7 @@ class DeploymentObject(ResponseModel):
             replicas=deployment.num_replicas,
             ready_replicas=len(ready),
             scaling=scaling_of(deployment),
+            acceptance=DeploymentAcceptance.of(deployment),
         )
 
 

@@ -20,7 +20,7 @@ def deployments_list(organization: Organization, *, only: Sequence[str] | None =
     rows = Deployment.objects.filter(visible(organization), deleted_at=None, canary_of=None)
     if only is not None:
         rows = rows.filter(pk__in=only)
-    return rows.select_related("base_model", "speculator").prefetch_related("adapters", "replicas")
+    return rows.select_related("base_model", "speculator", "acceptance_watch").prefetch_related("adapters", "replicas")
 
 
 def deployment_get(organization: Organization, deployment_id: str, *, only: Sequence[str] | None = None) -> Deployment:

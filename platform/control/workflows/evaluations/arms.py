@@ -31,18 +31,23 @@ class Arm:
         return self.name if self.speculator is None else drafter_of(self.speculator)
 
 
-def arms_preview(organization: Organization, speculator: Speculator, named: Sequence[str]) -> list[Arm]:
-    """Returns what `arms_resolve` would return, without saving the use of a base speculator. Raises: as it does."""
-    arms = [_arm(organization, name, param=f"compare_with.{place}") for place, name in enumerate(named)]
+def arms_preview(
+    organization: Organization, speculator: Speculator, named: Sequence[str], *, param: str = "compare_with"
+) -> list[Arm]:
+    """Returns what `arms_resolve` would return, without saving the use of a base speculator. Raises: as it does.
+
+    Args: speculator: the evaluated one; an unsaved row if it is still to be trained. param: the name of `named`.
+    """
+    arms = [_arm(organization, name, param=f"{param}.{place}") for place, name in enumerate(named)]
     seen = {_identity(Arm(speculator.pk, speculator))}
     for place, arm in enumerate(arms):
-        param = f"compare_with.{place}"
+        own_param = f"{param}.{place}"
         if _identity(arm) in seen:
-            message = f"{param} names an arm that the evaluation already has: {named[place][:80]!r}"
-            raise ApiError(400, message, "duplicate_arm", param)
+            message = f"{own_param} names an arm that the evaluation already has: {named[place][:80]!r}"
+            raise ApiError(400, message, "duplicate_arm", own_param)
         seen.add(_identity(arm))
         if arm.speculator is not None:
-            _check_comparable(arm.speculator, speculator, param)
+            _check_comparable(arm.speculator, speculator, own_param)
     return arms
 
 
@@ -89,7 +94,7 @@ def _check_comparable(speculator: Speculator, evaluated: Speculator, param: str)
     target = (evaluated.base_model_id, evaluated.target_revision)
     if (speculator.base_model_id, speculator.target_revision) != target:
         message = (
-            f"Speculator {speculator.pk} was trained for another model or revision than speculator {evaluated.pk}, "
+            f"Speculator {speculator.pk} was trained for another model or revision than the evaluated speculator, "
             f"which is for {evaluated.base_model.name!r} at {evaluated.target_revision[:12]}."
         )
         raise ApiError(409, message, "speculator_mismatch", param)

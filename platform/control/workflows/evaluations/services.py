@@ -67,7 +67,7 @@ def evaluation_create(
     settings = request.model_dump(exclude={"speculator_id", "prompts_file", "validate_only", "compare_with"})
     needed = evaluation_memory_needed(speculator, settings, arms)
     with change():
-        _lock([speculator, *(arm.speculator for arm in arms if arm.speculator is not None)])
+        speculators_lock([speculator, *(arm.speculator for arm in arms if arm.speculator is not None)])
         evaluation = evaluation_start(
             identity=identity,
             arms=arms,
@@ -82,7 +82,7 @@ def evaluation_create(
     return evaluation
 
 
-def _lock(speculators: Sequence[Speculator]) -> None:
+def speculators_lock(speculators: Sequence[Speculator]) -> None:
     """Locks the rows, as `speculator_delete` does. Raises: ApiError: 409, a speculator is no longer ready."""
     for speculator in sorted(speculators, key=lambda each: each.pk):  # one order, so that no two requests deadlock
         speculator.refresh_from_db(from_queryset=Speculator.objects.select_for_update())

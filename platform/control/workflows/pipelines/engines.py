@@ -1,8 +1,12 @@
 """Chooses the engine options of a pipeline's distillation, and plans the memory of the engines of its stages."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from control.models.catalog.models import BaseModel
 from control.models.engines.planning import Purpose, Workload, concurrency_check, engine_plan, memory_needed
 from control.models.engines.schemas import EngineOptions
+from control.workflows.evaluations.arms import Arm
 from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan
 
 
@@ -20,8 +24,10 @@ def training_memory_needed(base_model: BaseModel) -> dict[str, int]:
     return memory_needed(EngineOptions(), Workload(purpose=Purpose.TRAINING, base_model=base_model))
 
 
-def pipeline_plan(base_model: BaseModel, body: PipelineOptions) -> PipelinePlan:
+def pipeline_plan(base_model: BaseModel, body: PipelineOptions, arms: Sequence[Arm] = ()) -> PipelinePlan:
     """Plans the memory of the stages' engines.
+
+    Args: arms: the further arms of the evaluation.
 
     Raises: ApiError: 400, the engine's options contradict each other, the model, the speculator or the concurrencies
         to be measured, or the engine of a stage fits on no kind of device.
@@ -34,7 +40,12 @@ def pipeline_plan(base_model: BaseModel, body: PipelineOptions) -> PipelinePlan:
         trains = purpose is not Purpose.BATCH
         return Workload(purpose=purpose, base_model=base_model, concurrencies=concurrencies, trains_speculator=trains)
 
-    evaluation = engine_plan(options, workload(Purpose.EVALUATION))
+    compared = replace(
+        workload(Purpose.EVALUATION),
+        further_speculators=[arm.speculator for arm in arms if arm.speculator is not None],
+        num_further_engines=sum(arm.needs_engine for arm in arms),
+    )
+    evaluation = engine_plan(options, compared)
     distils = body.distillation_id is None
     return PipelinePlan(
         distillation=engine_plan(distillation_engine(options), workload(Purpose.BATCH)) if distils else None,

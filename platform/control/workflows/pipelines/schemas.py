@@ -10,6 +10,7 @@ from control.models.engines.schemas import EngineOptions, EnginePlan, ValidateOn
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Paused, Progress
 from control.workflows.distillations.schemas import DistillationOptions
+from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
 from control.workflows.pipelines.state import ACTIVE, STAGES, Status
 from control.workflows.prompt_files.contamination import OnContamination
@@ -34,6 +35,12 @@ class Evaluation(RequestModel, strict=True):
     concurrencies: Annotated[list[Annotated[int, Field(ge=1, le=256)]], Field(min_length=1, max_length=8)] = [1]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None  # USD; None: the installation's price
+    compare_with: list[str] = Field(
+        default=[],
+        max_length=MAX_FURTHER_ARMS,
+        description="Further arms of the evaluation: ids of speculators and base speculators for the same model, "
+        "`suffix`, `ngram`.",
+    )
 
 
 class Gate(RequestModel, strict=True):

@@ -28,6 +28,7 @@ from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_cancel
 from control.workflows.batches.state import TERMINAL as BATCH_ENDED
 from control.workflows.distillations.selectors import distillation_get
+from control.workflows.evaluations.arms import Arm, arms_preview
 from control.workflows.pipelines.engines import pipeline_plan
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
 from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan, Training
@@ -64,7 +65,7 @@ def pipeline_create(
     )
     if request.deploy:
         _refuse_taken_name(organization, request.name)
-    pipeline_plan(base_model, request)
+    pipeline_plan(base_model, request, _arms(organization, request, base_model))
     queued_quota_check(organization.pk)  # to fail early; the first stage checks again, under the lock
     identity = pipeline_id()
     with delete_stored_on_error():
@@ -153,7 +154,7 @@ def pipeline_validate(*, organization: Organization, request: PipelineOptions) -
             _batch_file(organization, {}, file_id, param)
     if request.deploy:
         _refuse_taken_name(organization, request.name)
-    return pipeline_plan(base_model, request)
+    return pipeline_plan(base_model, request, _arms(organization, request, base_model))
 
 
 def _pipeline_start(*, organization: Organization, request: PipelineOptions, **values: Any) -> Pipeline:
@@ -207,6 +208,12 @@ def _check_initial(initial: Speculator, training: Training, base_model: BaseMode
         message = f"{param} must be a ready {training.kind} of this model and revision, got a {initial.status} "
         message += f"{initial.kind} of {initial.base_model.name} at {initial.target_revision[:12]}"
         raise ApiError(400, message, "invalid_value", param)
+
+
+def _arms(organization: Organization, request: PipelineOptions, base_model: BaseModel) -> list[Arm]:
+    """Returns the further arms of the evaluation. Raises: ApiError: as `arms_resolve`."""
+    future = Speculator(base_model=base_model, kind=request.training.kind, target_revision=base_model.revision)
+    return arms_preview(organization, future, request.evaluation.compare_with, param="evaluation.compare_with")
 
 
 def _distillation_batch(organization: Organization, distillation_id: str | None, base_model: BaseModel) -> Batch | None:

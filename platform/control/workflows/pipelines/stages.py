@@ -7,7 +7,7 @@ for a job: each call makes the transitions that are possible now, and a later ca
 The functions in `_STEPS` return whether they changed the pipeline.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,8 @@ from control.tenants.authentication.caller import on_account_of
 from control.tenants.row_security.scope import as_tenant
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_create
-from control.workflows.evaluations.services import evaluation_memory_needed, evaluation_start
+from control.workflows.evaluations.arms import Arm, arms_resolve
+from control.workflows.evaluations.services import evaluation_memory_needed, evaluation_start, speculators_lock
 from control.workflows.pipelines.engines import distillation_engine, training_memory_needed
 from control.workflows.pipelines.gate import gate_objections
 from control.workflows.pipelines.models import Pipeline
@@ -160,15 +161,22 @@ def _evaluate(pipeline: Pipeline) -> bool:
     if pipeline.evaluation_job is None:
         assert pipeline.speculator is not None, "training ended with a speculator"
         settings = {**pipeline.evaluation, "engine": pipeline.engine}
-        needed = evaluation_memory_needed(pipeline.speculator, settings)
-        return _start(pipeline, partial(_make_evaluation, settings=settings, memory_needed=needed))
+        try:
+            with as_tenant(pipeline.organization_id, pipeline.project_id):
+                arms = arms_resolve(pipeline.organization, pipeline.speculator, settings.pop("compare_with", []))
+        except ApiError as error:  # a speculator to compare with was deleted since the pipeline began
+            return _fail(pipeline, error.code or "invalid_request", error.message)
+        needed = evaluation_memory_needed(pipeline.speculator, settings, arms)
+        return _start(pipeline, partial(_make_evaluation, settings=settings, memory_needed=needed, arms=arms))
     return _after_job(pipeline, pipeline.evaluation_job, Status.GATING)
 
 
 def _make_evaluation(
-    pipeline: Pipeline, *, settings: Mapping[str, Any], memory_needed: Mapping[str, int]
+    pipeline: Pipeline, *, settings: Mapping[str, Any], memory_needed: Mapping[str, int], arms: Sequence[Arm]
 ) -> dict[str, Any]:
     assert pipeline.speculator is not None, "training ended with a speculator"
+    if arms:
+        speculators_lock([pipeline.speculator, *(arm.speculator for arm in arms if arm.speculator is not None)])
     evaluation = evaluation_start(
         speculator=pipeline.speculator,
         prompts=pipeline.held_out_file,
@@ -176,6 +184,7 @@ def _make_evaluation(
         settings=settings,
         memory_needed=memory_needed,
         is_continuation=True,
+        arms=arms,
     )
     return {"evaluation_job": evaluation.job}
 

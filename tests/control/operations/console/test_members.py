@@ -33,7 +33,7 @@ READS = {"changelist", "change", "history"}
 WORK = {
     *("jobs_job", "files_file", "batches_batch", "pipelines_pipeline", "evaluations_evaluation", "catalog_basemodel"),
     *("distillations_distillation", "datasets_dataset", "adapters_adapter", "catalog_speculator", "quotes_quote"),
-    *("deployments_deployment", "rollouts_rollout", "captures_capture"),
+    *("deployments_deployment", "rollouts_rollout", "captures_capture", "loops_loop", "loops_loopround"),
     *("webhooks_webhookendpoint", "webhooks_webhookdelivery"),
 }
 MONEY = {"accounts_organization", "spending_spendcap"}

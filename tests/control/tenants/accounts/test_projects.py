@@ -58,6 +58,7 @@ ONLY_FOR_ORGANIZATION_KEYS = {
 # The keys are tables and apps whose rows belong to an organization but have no column `project`. The values are the
 # reasons.
 WITHOUT_PROJECT = {
+    "acceptance.AcceptanceWatch": "read through its deployment",
     "accounts.Member": "of the whole organization",
     "accounts.Project": "a project's key sees its own",
     "audit.AuditEvent": "of the whole organization",

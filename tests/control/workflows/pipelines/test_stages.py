@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from control.core.api.errors import ApiError
 from control.core.storage.backends import get_storage
 from control.models.catalog.models import Speculator
 from control.queue.jobs.models import Job
@@ -22,7 +23,8 @@ from control.workflows.pipelines.stages import (
     pipelines_reconcile,
 )
 from control.workflows.pipelines.state import Status, transition
-from tests.control.factories import make_organization
+from tests.control.factories import make_base_model, make_organization
+from tests.control.serving.deployments.support import make_speculator
 from tests.control.workflows.pipelines.helpers import (
     REPORT,
     advance_to_stage,
@@ -299,3 +301,40 @@ def test_a_deployment_that_another_process_has_just_created_does_not_fail_the_pi
     pipeline.refresh_from_db()
     assert (pipeline.status, pipeline.error) == (Status.DEPLOYING, None)
     assert pipeline.deployment is not None
+
+
+def test_the_evaluation_of_a_pipeline_compares_the_new_speculator_with_those_that_the_request_names() -> None:
+    organization, base_model = make_organization(), make_base_model()
+    old = make_speculator(base_model, organization)
+    compared = {"compare_with": [old.pk, "ngram"]}
+    pipeline = make_pipeline(organization, base_model=base_model, evaluation=compared)
+    pipeline = advance_to_stage("evaluate", pipeline)
+    assert pipeline.evaluation_job is not None
+    params = pipeline.evaluation_job.params
+    assert params["compare_with"] == [old.pk, "ngram"]
+    assert params["compared"] == {old.pk: "medusa+suffix"}
+    assert pipeline.evaluation_job.evaluation.settings["compare_with"] == [old.pk, "ngram"]
+
+
+def test_a_pipeline_fails_if_a_speculator_to_compare_with_is_deleted_before_the_evaluation() -> None:
+    organization, base_model = make_organization(), make_base_model()
+    old = make_speculator(base_model, organization)
+    pipeline = make_pipeline(organization, base_model=base_model, evaluation={"compare_with": [old.pk]})
+    pipeline = advance_to_stage("train", pipeline)
+    Speculator.objects.filter(pk=old.pk).update(status=Speculator.Status.DELETED)
+    pipeline = end_training(pipeline)
+    assert pipeline.status == "failed"
+    assert pipeline.error is not None
+    assert pipeline.error["code"] == "speculator_not_found"
+
+
+def test_a_pipeline_refuses_to_compare_with_a_speculator_of_another_model_or_organization() -> None:
+    organization, base_model = make_organization(), make_base_model()
+    others = {
+        make_speculator(make_base_model(), organization).pk: "speculator_mismatch",
+        make_speculator(base_model, make_organization()).pk: "speculator_not_found",
+    }
+    for identity, code in others.items():
+        with pytest.raises(ApiError) as refused:
+            make_pipeline(organization, base_model=base_model, evaluation={"compare_with": [identity]})
+        assert (refused.value.code, refused.value.param) == (code, "evaluation.compare_with.0")

@@ -12,6 +12,7 @@ from control.billing.usage.selectors import WIDTHS, Window
 from control.operations.console.base import rows_of
 from control.operations.console.charts import charts, lines_of
 from control.operations.console.rendering import badge, link, table
+from control.serving.acceptance.schemas import DeploymentAcceptance
 from control.serving.deployments.figures import PeriodFigures, figures_by_bucket
 from control.serving.deployments.models import AVAILABLE, Deployment, Replica
 from control.serving.rollouts.models import Rollout
@@ -44,6 +45,7 @@ def deployment_opening(request: HttpRequest, row: Deployment) -> SafeString:
         "sentence": "It is deleted." if row.deleted_at else _SENTENCES[Deployment.State(row.state)],
         "live_minutes": LIVE_MINUTES,
         "figures": _live(by_minute),
+        "acceptance": DeploymentAcceptance.of(row),
         "num_open": sum(replica.num_open for replica in replicas if replica.state in AVAILABLE),
         "num_available": sum(replica.state in AVAILABLE for replica in replicas),
         "charted_hours": CHARTED_HOURS,

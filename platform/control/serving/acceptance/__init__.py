@@ -1,0 +1,1 @@
+"""Watches the acceptance length of deployments, and reports when it has dropped."""

@@ -1,0 +1,1 @@
+"""Loops that retrain the speculator of a deployment by themselves, in rounds."""

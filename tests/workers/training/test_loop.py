@@ -191,7 +191,7 @@ def test_the_result_has_the_weights_of_the_best_evaluation_not_of_the_last_one(t
     # With patience 1, this run ends at step 15, one evaluation after the best one.
     train(stopped, replace(CONFIG, patience=1), checkpoint_dir=tmp_path / "b", emit=Recorder())
     assert outcome.progression.best_step == 10
-    assert outcome.progression.best_acceptance_length == 2.5
+    assert outcome.validation.acceptance_length == 2.5
     assert all(torch.equal(a, b) for a, b in zip(weights(method), weights(stopped), strict=True))
 
 

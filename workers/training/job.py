@@ -84,10 +84,10 @@ def load_target(spec: TrainingSpec) -> Model:
 
 def _fingerprint(preparation: Preparation) -> str:
     """Returns the `system_fingerprint` of the target's answers."""
-    target, sha256 = preparation.target, None
-    if isinstance(target, AdaptedModel):
-        target, sha256 = target.base, target.adapter.sha256
-    return str(fingerprint_of(preparation.model_dir, target).with_adapter(sha256))
+    target = preparation.target
+    if not isinstance(target, AdaptedModel):
+        return str(fingerprint_of(preparation.model_dir, target))
+    return str(fingerprint_of(preparation.model_dir, target.base).with_adapter(target.adapter.sha256))
 
 
 def _read_parameters(spec: TrainingSpec) -> Hyperparameters:

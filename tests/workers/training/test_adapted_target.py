@@ -49,7 +49,7 @@ def adapter(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, parameter in peft.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.3, generator=generator)
-    peft.save_pretrained(folder)
+    peft.save_pretrained(str(folder))
     return folder
 
 

@@ -78,7 +78,7 @@ def train(
     checkpoint_dir: Path,
     emit: Emit,
     clock: Callable[[], float] = time.monotonic,
-) -> Outcome:
+) -> Outcome[Validation]:
     return loop.train(method, config, seed=3, checkpoint_dir=checkpoint_dir, emit=emit, clock=clock)
 
 
@@ -103,7 +103,7 @@ def weights(method: Regression) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in method.module.parameters()]
 
 
-def without_times(outcome: Outcome) -> object:
+def without_times(outcome: Outcome[Validation]) -> object:
     return replace(outcome.progression, elapsed_seconds=0.0), outcome.validation
 
 

@@ -22,7 +22,7 @@ from workers.inference.loading import loading_failures
 from workers.kinds import FINE_TUNED_MODEL_TYPES, LORA
 from workers.training.checkpoint import sync
 from workers.training.loop import Outcome, RowOrder, train_in_order
-from workers.training.lora.method import LabelFigures, LoraMethod
+from workers.training.lora.labels import LabelFigures, LoraMethod
 from workers.training.lora.rows import LabelledRows, read_labelled_rows
 from workers.training.tracking import TrackedRun, configured_trackers, tracked
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from workers.training.lora.job import run_fine_tuning
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 ANSWER = "seven"
-FAST = {"rank": 8, "epochs": 12, "batch_rows": 4, "learning_rate": 2e-2, "warmup_steps": 2}
+FAST: dict[str, Any] = {"rank": 8, "epochs": 12, "batch_rows": 4, "learning_rate": 2e-2, "warmup_steps": 2}
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

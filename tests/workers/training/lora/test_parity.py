@@ -12,7 +12,7 @@ from tests.workers.support import Recorder
 from tests.workers.training.lora.spec import fine_tuning_spec, labelled, labelled_rows
 from workers.training.loop import RowOrder, learning_rate_factor
 from workers.training.lora.job import run_fine_tuning
-from workers.training.lora.method import PRODUCTS
+from workers.training.lora.labels import PRODUCTS
 from workers.training.lora.packing import make_batch
 from workers.training.lora.rows import read_labelled_rows
 

@@ -18,8 +18,8 @@ from workers.training.lora.rows import LabelledRows, read_labelled_rows
 
 def read(folder: Path, model: Path, rows: list[dict[str, Any]], **options: Any) -> LabelledRows:
     path = write_lines(folder / "rows.jsonl", rows)
-    options = {"max_tokens": 200, "long_rows": "refuse"} | options
-    return read_labelled_rows(path, Tokenizer.load(model), name="training_file", **options)
+    limits: dict[str, Any] = {"max_tokens": 200, "long_rows": "refuse"} | options
+    return read_labelled_rows(path, Tokenizer.load(model), name="training_file", **limits)
 
 
 def test_only_the_last_answer_up_to_its_end_token_has_a_loss(tmp_path: Path, tiny_model: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_call_of_a_tool_is_a_label_as_the_engine_renders_it(tmp_path: Path, ti
     assert answer == '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call><|end|>'
 
 
-BAD = {
+BAD: dict[str, dict[str, Any]] = {
     "missing_label": {"messages": [{"role": "user", "content": "a"}]},
     "missing_messages": {"prompt": "a", "completion": "b"},
     "missing_prompt": {"messages": [{"role": "assistant", "content": "b"}]},

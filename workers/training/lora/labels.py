@@ -67,7 +67,7 @@ class LoraMethod:
         self._parameters, self._train, self._validation = parameters, train, validation
         base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, trust_remote_code=False)
         torch.manual_seed(seed)
-        self.peft: PeftModel = get_peft_model(base.to(device), _config(parameters))
+        self.peft: PeftModel = get_peft_model(base, _config(parameters)).to(device)
         self.module: nn.Module = self.peft
         self._device, self._bfloat16 = device, in_bfloat16(parameters.precision, device)
 

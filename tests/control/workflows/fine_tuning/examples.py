@@ -50,5 +50,5 @@ BODIES: Bodies = {
     "POST /v1/fine_tuning/jobs/{job_id}/cancel": NO_BODY,
     "POST /v1/fine_tuning/jobs/{job_id}/pause": NO_BODY,
     "POST /v1/fine_tuning/jobs/{job_id}/resume": NO_BODY,
-    "POST /v1/fine_tuning/jobs/{job_id}/checkpoints/{checkpoint_id}/adapter": NO_BODY,
+    "POST /v1/fine_tuning/jobs/{job_id}/checkpoints/{checkpoint_id}/adapter": Body(lambda world: {"name": "tone"}),
 }

@@ -56,7 +56,7 @@ def fine_tuning_job_get(organization: Organization, job_id: str) -> FineTuningJo
 
 def trains_adapter(job: Job) -> bool:
     """Whether a job of the queue trains an adapter on labels. Other training jobs train a speculator."""
-    return job.params.get("method") == LORA
+    return bool(job.params.get("method") == LORA)
 
 
 def stage_job(pipeline: Pipeline) -> Job | None:

@@ -58,9 +58,10 @@ def losses_of_peft(model: Path, rows_path: Path) -> list[float]:
 
 @pytest.mark.parametrize("packing", [False, True])
 def test_the_losses_of_several_steps_are_those_of_peft(tmp_path: Path, tiny_model: Path, packing: bool) -> None:
+    long_rows = [labelled("y" * (70 + 9 * n), f"long {n}") for n in range(6)]  # beside which short rows are packed
     spec = fine_tuning_spec(
-        tmp_path, tiny_model, labelled_rows(18), rank=4, max_steps=STEPS, epochs=5, batch_rows=BATCH_ROWS,
-        learning_rate=RATE, warmup_steps=2, evaluate_every=1, packing=packing,
+        tmp_path, tiny_model, [*labelled_rows(12), *long_rows], rank=4, max_steps=STEPS, epochs=5,
+        batch_rows=BATCH_ROWS, learning_rate=RATE, warmup_steps=2, evaluate_every=1, packing=packing,
     )  # fmt: skip
     emit = Recorder()
     run_fine_tuning(spec, emit)

@@ -106,6 +106,23 @@ class Tokenizer:
         Raises: ChatTemplateError: there is no template, it refuses the messages, takes too long or too much memory,
         or a variable is reserved.
         """
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            template_variables=template_variables,
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Returns the text that `encode_chat` encodes. Raises: ChatTemplateError."""
         variables = dict(template_variables or {})
         if reserved := sorted(variables.keys() & _reserved_variables()):
             raise ChatTemplateError(f"chat template variables must not be any of {reserved}: they are reserved")
@@ -121,10 +138,9 @@ class Tokenizer:
             variables={**self._tokenizer.special_tokens_map, **variables},
         )
         try:
-            text = chat_rendering().render(chat)
+            return chat_rendering().render(chat)
         except TemplateRefusal as error:
             raise ChatTemplateError(f"the model's chat template {error}") from error
-        return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text = self._tokenizer.decode(

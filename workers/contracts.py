@@ -93,6 +93,7 @@ class BatchSpec:
     memory_share: float | None = None  # share of the device's memory that the engine may use, instead of `memory_bytes`
     draft_budget: int | None = None  # draft nodes per sequence and step; None: the engine chooses from measured costs
     device: str = "auto"
+    adapter_dir: str | None = None  # a LoRA adapter that every answer uses
     continue_cut_answers: bool = False  # whether answers go on past the length limits of their rows
     max_continued_tokens: int | None = None  # limit for a whole continued answer; None: the context's length
 
@@ -105,6 +106,8 @@ class TrainingSpec:
     A line may also have "cut", as in `BatchSpec`.
     `hyperparameters` are defined by the method (see workers/hyperparameters); unknown keys are an error.
     `initial_speculator_dir` holds a speculator of the same method, from which training continues.
+    `adapter_dir` holds a LoRA adapter with which the answers were generated: the speculator is trained for the model
+    with this adapter.
     """
 
     kind: str = "training"
@@ -120,7 +123,29 @@ class TrainingSpec:
     initial_speculator_dir: str | None = None
     device: str = "auto"
     drop_cut_answers: bool = False  # whether answers that the length limit ended are left out
+    adapter_dir: str | None = None
     with_suffix_decoding: bool = True  # whether speculators serve together with suffix decoding; only `auto` asks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuningSpec:
+    """A job that trains a LoRA adapter on labels. It resumes from `checkpoint_dir` if this folder has a checkpoint.
+
+    The files hold lines {"messages": [...]}, the last message of which is the label. `hyperparameters` are those of
+    workers/hyperparameters/lora.py. The folder of each `Checkpoint` event also has the adapter's two files.
+    """
+
+    kind: str = "fine_tuning"
+    job_id: str
+    model_dir: str
+    target_revision: str
+    rows_path: str
+    validation_path: str | None
+    output_dir: str
+    checkpoint_dir: str
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    device: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +192,7 @@ class EvaluationSpec:
     device: str = "auto"
     speculator_name: str = "speculator"  # stands for the speculator in the report's `arms` and `pairs`
     compare_with: tuple[ComparedArm, ...] = ()  # the further arms, each with an engine of its own
+    adapter_dir: str | None = None  # a LoRA adapter that the answers of all arms use
     reports_arms: bool = False  # whether the report has `arms` and `pairs`
 
 
@@ -181,10 +207,11 @@ class ModelCheckSpec:
     device: str = "auto"
 
 
-Spec = BatchSpec | TrainingSpec | EvaluationSpec | ModelCheckSpec
+Spec = BatchSpec | TrainingSpec | FineTuningSpec | EvaluationSpec | ModelCheckSpec
 _SPECS: dict[str, type[Spec]] = {
     "batch": BatchSpec,
     "training": TrainingSpec,
+    "fine_tuning": FineTuningSpec,
     "evaluation": EvaluationSpec,
     "model_check": ModelCheckSpec,
 }

@@ -14,6 +14,10 @@ AUTO = "auto"  # requests may name it instead of a kind: training makes one spec
 AUTO_CANDIDATES = ("medusa", "eagle3")  # the kinds with the highest acceptance lengths (benchmarks/results/training)
 REQUESTED_KINDS = (AUTO, *TRAINED_KINDS)
 
+# Fine-tuning is not a kind of speculator: it trains a LoRA adapter on labels. A training job names it as its method.
+LORA = "lora"
+FINE_TUNED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # those whose decoder is dense (engine/config.py)
+
 # Kinds whose speculator contains a LoRA adapter that every answer uses, so that answers differ from the model's.
 OUTPUT_CHANGING_KINDS = ("turbo_lora",)
 MODEL, MODEL_AND_ADAPTER = "model", "model_and_adapter"  # what the answers of an evaluation are compared with

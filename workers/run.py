@@ -12,7 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from workers.contracts import BatchSpec, EvaluationSpec, Finished, ModelCheckSpec, Spec, TrainingSpec, read_spec
+from workers.contracts import (
+    BatchSpec,
+    EvaluationSpec,
+    FineTuningSpec,
+    Finished,
+    ModelCheckSpec,
+    Spec,
+    TrainingSpec,
+    read_spec,
+)
 from workers.emitter import Emit, EventWriter
 from workers.failures import failed_event
 from workers.kinds import AUTO
@@ -63,6 +72,10 @@ def _dispatch(spec: Spec, emit: Emit) -> Finished:
             from workers.training.job import run_training
 
             return run_auto_training(spec, emit) if spec.method == AUTO else run_training(spec, emit)
+        case FineTuningSpec():
+            from workers.training.lora.job import run_fine_tuning
+
+            return run_fine_tuning(spec, emit)
         case EvaluationSpec():
             from workers.inference.evaluation import run_evaluation
 

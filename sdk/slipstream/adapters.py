@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.drivers import Items, Page, Steps, listing, procedure
+from slipstream.files import save
 from slipstream.http import D, Resource, path_of
 from slipstream.records import Record
 from slipstream.types import File
@@ -15,7 +16,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter(Record):
     id: str
-    name: str  # a request selects the adapter by setting `model` to `deployment:name`
+    name: str  # a request selects the adapter by setting `model` to `deployment:name`, or to a name like `ft:...`
     model: str
     rank: int
     target_modules: Sequence[str]
@@ -49,6 +50,14 @@ class Adapters(Resource[D]):
     @procedure
     def retrieve(self, adapter_id: str) -> Steps[Adapter]:
         return self.http.get(Adapter, path_of("adapters", adapter_id))
+
+    @procedure
+    def download(self, adapter_id: str, folder: Path | str) -> Steps[Path]:
+        """Write the two files into `folder`, which peft and other engines can load. Returns the folder."""
+        for name in (CONFIG, WEIGHTS):
+            path = f"{path_of('adapters', adapter_id, 'content')}?name={name}"
+            yield from save(self.http, path, Path(folder) / name)
+        return Path(folder)
 
     @listing
     def list(self) -> Items[Page[Adapter]]:

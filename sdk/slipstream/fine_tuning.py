@@ -1,9 +1,10 @@
-"""Fine-tuning jobs: pipelines with OpenAI's requests and responses."""
+"""Fine-tuning jobs, with OpenAI's requests and responses: of adapters on labels, and of speculators."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.adapters import Adapter
 from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.http import D, Resource, path_of
 from slipstream.records import Record
@@ -59,7 +60,13 @@ class FineTuningJobs(Resource[D]):
         turbo: Mapping[str, Any] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Steps[FineTuningJob]:
-        """Args: turbo: `kind`, `hyperparameters`, `held_out`, `evaluation`, `gate`, `deploy`, as in a pipeline."""
+        """Train an adapter on the labels of the file, or a speculator.
+
+        Args:
+            method: with `{"type": "supervised"}` and without `turbo`, a LoRA adapter learns the answers of the file.
+            turbo: `kind`, `hyperparameters`, `held_out`, `evaluation`, `gate`, `deploy`, as in a pipeline. A speculator
+                is trained.
+        """
         files = {"training_file": training_file, "validation_file": validation_file}
         options = {"suffix": suffix, "seed": seed, "method": method, "turbo": turbo, "metadata": metadata}
         body = {"model": model, **files, **options}
@@ -94,6 +101,15 @@ class FineTuningJobs(Resource[D]):
     @listing
     def checkpoints(self, job_id: str) -> Items[Page[FineTuningCheckpoint]]:
         return self.http.pages(FineTuningCheckpoint, path_of("fine_tuning/jobs", job_id, "checkpoints"))
+
+    @procedure
+    def create_adapter(self, job_id: str, checkpoint_id: str, *, name: str | None = None) -> Steps[Adapter]:
+        """Create an adapter with the weights of a checkpoint.
+
+        Args: name: by default, the checkpoint's `fine_tuned_model_checkpoint`.
+        """
+        path = path_of(path_of("fine_tuning/jobs", job_id, "checkpoints"), checkpoint_id, "adapter")
+        return self.http.post(Adapter, path, {"name": name})
 
 
 class FineTuning(Resource[D]):

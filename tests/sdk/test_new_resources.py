@@ -17,8 +17,9 @@ from control.workflows.loops.models import LoopRound
 from slipstream import Client, ConflictError, NotFoundError
 from tests.control.billing.spending.support import make_quote
 from tests.control.factories import add_usage, make_base_model, make_key, make_organization
-from tests.control.models.adapters.support import CONFIG, SHAPES, tensor_name, weights_of
+from tests.control.models.adapters.support import CONFIG, SHAPES, tensor_name, weights_of, write_adapter
 from tests.control.serving.deployments.support import make_speculator
+from tests.control.world import World
 from tests.sdk.test_contract import TRANSPORT, URL, rows
 
 pytestmark = pytest.mark.usefixtures("one_connection")
@@ -119,6 +120,22 @@ def test_an_adapter_is_uploaded_from_its_folder_and_served(
     assert client.deployments.update(deployment.id, adapters=[]).adapters == []
     client.adapters.delete(adapter.id)
     assert list(client.adapters.list()) == []
+
+
+def test_a_checkpoint_becomes_an_adapter_whose_files_are_downloaded(
+    client: Client, organization: Organization, tmp_path: Path
+) -> None:
+    job = World(organization).fine_tuning_job
+    (checkpoint,) = client.fine_tuning.jobs.checkpoints(job.pk)
+
+    adapter = client.fine_tuning.jobs.create_adapter(job.pk, checkpoint.id)
+
+    assert adapter.name == checkpoint.fine_tuned_model_checkpoint == f"{job.name}:ckpt-step-10"
+    folder = client.adapters.download(adapter.id, tmp_path / "downloaded")
+    assert json.loads((folder / "adapter_config.json").read_text())["peft_type"] == "LORA"
+    written = write_adapter(tmp_path / "written") / "adapter_model.safetensors"
+    assert (folder / "adapter_model.safetensors").read_bytes() == written.read_bytes()
+    assert client.fine_tuning.jobs.create_adapter(job.pk, checkpoint.id, name="tone").name == "tone"
 
 
 def test_a_rollout_is_started_retrieved_and_cancelled(

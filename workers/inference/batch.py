@@ -24,7 +24,7 @@ from workers.contracts import BatchSpec, Finished, Progress, ShardDone, ShardRan
 from workers.emitter import Emit
 from workers.failures import rows_at_once
 from workers.inference.driver import RowEngine, answer_rows
-from workers.inference.loading import loading_failures
+from workers.inference.loading import loading_failures, use_adapter
 from workers.inference.rows import (
     InputRow,
     RowAnswer,
@@ -51,6 +51,7 @@ def run_batch(spec: BatchSpec, emit: Emit) -> Finished:
                 speculator_dir=Path(spec.speculator_dir) if spec.speculator_dir else None,
                 config=config,
             )
+        use_adapter(engine, spec.adapter_dir)
         return answer_shards(
             spec,
             emit,

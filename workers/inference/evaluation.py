@@ -33,7 +33,7 @@ from workers.inference.driver import answer_rows
 from workers.inference.economy import Economics
 from workers.inference.evidence import device_name, evidence
 from workers.inference.examples import examples_of
-from workers.inference.loading import loading_failures
+from workers.inference.loading import loading_failures, use_adapter
 from workers.inference.measured import read_measurements, write_measurements
 from workers.inference.plot import plot_report
 from workers.inference.report import evaluation_report, tokens_by_row
@@ -154,6 +154,7 @@ def load_arms(spec: EvaluationSpec) -> Arms:
     for each in arms.engines.values():
         each.row_invariance, each.base_fingerprint = verdict, fingerprint
         apply_adapter(each, spec.drafter, speculator)
+        use_adapter(each, spec.adapter_dir)
     return arms
 
 
@@ -161,8 +162,10 @@ def _answers_without_adapter(
     spec: EvaluationSpec, arms: Arms, rows: Sequence[RowRequest], tokenizer: Tokenizer
 ) -> dict[int, tuple[int, ...]] | None:
     """Returns the named model's answers without the speculator's adapter, by row. None: the speculator has no adapter,
-    so the plain arm's answers are these answers."""
+    so the plain arm's answers are these answers. An adapter that the spec names belongs to the model."""
     adapters = arms.plain.adapters
+    if spec.adapter_dir is not None:
+        return None
     if (adapter := adapters.default) is None:
         return None
     adapters.default = None  # not a fourth engine, which would need memory for its own KV cache

@@ -19,9 +19,9 @@ from control.workflows.speculators.answer_examples import EXAMPLES_FILE
 from workers.contracts import ComparedArm, EvaluationSpec, FailureClass, Finished
 from workers.supervisor.attempt import Attempt, Ending
 from workers.supervisor.outcomes import AttemptFailed
+from workers.supervisor.results import artifact_path, commit_checkpoint, stage_checkpoint
 from workers.supervisor.run_child import run_child
 from workers.supervisor.staging import artifact_prefix, model_dir, stage_file, stage_speculator
-from workers.supervisor.training import artifact_path, commit_checkpoint, stage_checkpoint
 
 _STORED = {"plot": "report.png", "drawing": "report.svg", "examples": EXAMPLES_FILE}
 

@@ -8,6 +8,7 @@ from control.core.storage.backends import ObjectMissing, get_storage
 from control.models.catalog.folder import UnusableModel
 from control.models.catalog.models import BaseModel, Speculator
 from control.models.catalog.sources import model_folder
+from control.queue.jobs.checkpoints import checkpoint_folder
 from control.queue.jobs.state import Claim
 from workers.contracts import FailureClass
 from workers.supervisor.outcomes import AttemptFailed
@@ -57,7 +58,7 @@ def shard_key(claim: Claim, shard_no: int) -> str:
 
 
 def checkpoint_prefix(claim: Claim, step: int) -> str:
-    return f"jobs/{claim.job_id}/checkpoints/{step:08d}.{claim.fence}"
+    return checkpoint_folder(claim.job_id, step=step, fence=claim.fence)
 
 
 def artifact_prefix(claim: Claim, name: str) -> str:

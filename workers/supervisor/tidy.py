@@ -5,10 +5,12 @@ A killed attempt, or an attempt that has lost its lease, may store objects after
 """
 
 from control.core.storage.backends import get_storage
+from control.models.adapters.services import CONFIG, WEIGHTS
 from control.models.catalog.models import Speculator
 from control.queue.jobs.models import Job
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.services import evaluation_rows_key
+from control.workflows.fine_tuning.selectors import trains_adapter
 
 JOBS_A_ROUND = 20
 
@@ -33,12 +35,24 @@ def job_untidy(job_id: str) -> None:
 def _delete_work(job: Job) -> None:
     storage, folder = get_storage(), f"jobs/{job.pk}"
     result = _result_prefix(job)
+    if trains_adapter(job):
+        _delete_all_but_adapters(job)
+        return
     for name in {name.partition("/")[0] for name in storage.sizes(folder)}:
         if f"{folder}/{name}" != result:
             storage.delete_folder(f"{folder}/{name}")
     evaluation = Evaluation.objects.filter(job=job).first()
     if evaluation is not None:
         storage.delete(evaluation_rows_key(evaluation.organization_id, evaluation.pk))
+
+
+def _delete_all_but_adapters(job: Job) -> None:
+    """Keeps the adapters in the checkpoints, because customers may choose one of them after the job's end."""
+    storage, folder = get_storage(), f"jobs/{job.pk}"
+    for name in storage.sizes(folder):
+        is_kept = name.startswith("checkpoints/") and name.rpartition("/")[2] in (CONFIG, WEIGHTS)
+        if not is_kept:
+            storage.delete(f"{folder}/{name}")
 
 
 def _result_prefix(job: Job) -> str:

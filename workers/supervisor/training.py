@@ -1,7 +1,6 @@
 """Trains a speculator, resuming from the last committed checkpoint, and stores the trained speculator."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from control.core.settings.config import get_config
@@ -9,26 +8,30 @@ from control.core.storage.backends import get_storage
 from control.models.catalog.models import Speculator
 from control.models.catalog.services import speculator_fail, speculator_ready
 from control.queue.jobs.failures import Failure
-from control.queue.jobs.services import job_commit_checkpoint
-from workers.contracts import Checkpoint, FailureClass, Finished, ShardDone, TrainingSpec
+from control.workflows.fine_tuning.selectors import trains_adapter
+from workers.contracts import TrainingSpec
 from workers.supervisor.attempt import Attempt, Ending
-from workers.supervisor.outcomes import AttemptFailed
+from workers.supervisor.fine_tuning import fine_tune
+from workers.supervisor.results import artifact_path, commit_checkpoint, stage_checkpoint
 from workers.supervisor.run_child import run_child
 from workers.supervisor.staging import (
     artifact_prefix,
-    checkpoint_prefix,
     model_dir,
     stage_file,
-    stage_folder,
     stage_speculator,
 )
 
 
 class TrainingHandler:
-    """Handles training jobs. `params`: speculator_id, tokens_key, method, hyperparameters, seed, initial_speculator_id,
-    drop_cut_answers."""
+    """Handles training jobs of speculators, and those of adapters with `fine_tuning`.
+
+    `params` of a speculator's job: speculator_id, tokens_key, method, hyperparameters, seed, initial_speculator_id,
+    drop_cut_answers.
+    """
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
+        if trains_adapter(attempt.job):
+            return fine_tune(attempt)
         speculator = _speculator(attempt)
         finished = run_child(
             attempt, _spec(attempt, speculator), on_result=lambda event: commit_checkpoint(attempt, event)
@@ -40,17 +43,11 @@ class TrainingHandler:
         return finished.result
 
     def end(self, attempt: Attempt, ending: Ending, failure: Failure | None) -> None:
+        if trains_adapter(attempt.job):
+            return  # there is no adapter yet, and the checkpoints stay
         speculator = _speculator(attempt)
         if speculator.status == Speculator.Status.TRAINING:
             speculator_fail(speculator=speculator)
-
-
-def artifact_path(finished: Finished, name: str) -> Path:
-    """Returns the path of an artifact. Raises: AttemptFailed: the child wrote no artifact of this name."""
-    path = finished.artifacts.get(name)
-    if path is None or not Path(path).exists():
-        raise AttemptFailed(FailureClass.BUG, "artifact_missing", f"the child made no {name!r}")
-    return Path(path)
 
 
 def _speculator(attempt: Attempt) -> Speculator:
@@ -82,19 +79,3 @@ def _spec(attempt: Attempt, speculator: Speculator) -> TrainingSpec:
 def _initial(attempt: Attempt) -> Speculator | None:
     identity = attempt.job.params.get("initial_speculator_id")
     return identity and Speculator.objects.get(pk=identity, organization=attempt.job.organization)
-
-
-def stage_checkpoint(attempt: Attempt) -> Path:
-    """Returns a folder with the last committed checkpoint; without a checkpoint, the folder is empty."""
-    folder = attempt.folder / "checkpoint"
-    folder.mkdir()
-    if attempt.job.checkpoint_key:
-        stage_folder(attempt.job.checkpoint_key, folder)
-    return folder
-
-
-def commit_checkpoint(attempt: Attempt, event: ShardDone | Checkpoint) -> None:
-    assert isinstance(event, Checkpoint), "only batches make shards"
-    prefix = checkpoint_prefix(attempt.claim, event.step)
-    get_storage().put_folder(prefix, Path(event.path))
-    job_commit_checkpoint(claim=attempt.claim, storage_prefix=prefix, step=event.step)

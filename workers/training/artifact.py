@@ -16,7 +16,7 @@ from workers.contracts import TrainingSpec
 from workers.hyperparameters.kinds import Hyperparameters, as_values
 from workers.training.checkpoint import sync
 from workers.training.data import Corpus
-from workers.training.loop import Outcome
+from workers.training.loop import Outcome, Validation
 from workers.training.plots import write_plots
 from workers.training.preparation import Preparation
 from workers.training.provenance import provenance
@@ -28,7 +28,12 @@ logger = logging.getLogger(__name__)
 
 
 def training_report(
-    spec: TrainingSpec, outcome: Outcome, preparation: Preparation, *, draft_vocab_size: int, cached_bytes: int
+    spec: TrainingSpec,
+    outcome: Outcome[Validation],
+    preparation: Preparation,
+    *,
+    draft_vocab_size: int,
+    cached_bytes: int,
 ) -> dict[str, Any]:
     corpus = preparation.corpus
     progression, validation = outcome.progression, outcome.validation

@@ -31,7 +31,7 @@ from workers.failures import InvalidInputError, UserConfigError, failed_event
 from workers.hyperparameters.auto import AutoHyperparameters
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import loop_values, read_hyperparameters
-from workers.inference.loading import loading_failures
+from workers.inference.loading import loading_failures, use_adapter
 from workers.kinds import AUTO, AUTO_CANDIDATES, served_drafter
 from workers.training.data import Conversation, read_corpus
 from workers.training.job import run_training
@@ -241,6 +241,8 @@ def _speeds(spec: TrainingSpec, parameters: AutoHyperparameters, trained: Mappin
             **{name: load_drafter(name, model, folder, model_dir=model_dir) for name, folder in folders.items()},
         }
     engines = {name: Engine(model, drafter, config) for name, drafter in drafters.items()}
+    for engine in engines.values():
+        use_adapter(engine, spec.adapter_dir)
     conversations = _measured(spec, parameters, max_tokens=engines[PLAIN].max_seq_len)
     return tokens_per_second(engines, conversations, concurrency=parameters.measured_concurrency)
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from engine.errors import SpeculatorNotLoadable
 from engine.fingerprint import fingerprint_of
 from engine.load import load_model
+from engine.lora.adapted_model import AdaptedModel
+from engine.models.base import Model
 from workers.contracts import Finished, TrainingSpec
 from workers.emitter import Emit
 from workers.failures import UserConfigError
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import Hyperparameters, as_values, read_hyperparameters
-from workers.inference.loading import loading_failures
-from workers.kinds import TRAINED_KINDS
+from workers.inference.loading import loading_failures, read_adapter
+from workers.kinds import OUTPUT_CHANGING_KINDS, TRAINED_KINDS
 from workers.training.artifact import training_report, write_artifact
 from workers.training.data import read_corpus
 from workers.training.kept_states import KeptStates
@@ -49,7 +51,7 @@ def run_training(
         drop_cut_answers=spec.drop_cut_answers,
     )
     with loading_failures():
-        target = load_model(Path(spec.model_dir), device=spec.device)
+        target = load_target(spec)
     output_dir = Path(spec.output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
     preparation = Preparation(
@@ -68,6 +70,24 @@ def run_training(
         return _train(spec, parameters, preparation, processes, clock)
     finally:
         shutil.rmtree(preparation.cache, ignore_errors=True)
+
+
+def load_target(spec: TrainingSpec) -> Model:
+    """Loads the model, with its adapter if the spec names one."""
+    model = load_model(Path(spec.model_dir), device=spec.device)
+    if spec.adapter_dir is None:
+        return model
+    if spec.method in OUTPUT_CHANGING_KINDS:
+        raise UserConfigError("adapter_not_usable", f"a {spec.method} trains an adapter of its own")
+    return AdaptedModel(model, read_adapter(model, spec.adapter_dir))
+
+
+def _fingerprint(preparation: Preparation) -> str:
+    """Returns the `system_fingerprint` of the target's answers."""
+    target = preparation.target
+    if not isinstance(target, AdaptedModel):
+        return str(fingerprint_of(preparation.model_dir, target))
+    return str(fingerprint_of(preparation.model_dir, target.base).with_adapter(target.adapter.sha256))
 
 
 def _read_parameters(spec: TrainingSpec) -> Hyperparameters:
@@ -115,7 +135,6 @@ def _train(
     )
     folder = output_dir / "speculator"
     save = partial(method.save, base_model=spec.target_revision)
-    fingerprint = str(fingerprint_of(preparation.model_dir, preparation.target))
     write_artifact(
         folder,
         save,
@@ -123,7 +142,7 @@ def _train(
         parameters=parameters,
         corpus=preparation.corpus,
         report=report,
-        fingerprint=fingerprint,
+        fingerprint=_fingerprint(preparation),
     )
     return Finished(
         result={key: value for key, value in report.items() if key not in ("history", "validation_ids")},

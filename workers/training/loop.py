@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,18 +36,37 @@ _FINAL_LEARNING_RATE = 0.05  # relative to the highest learning rate
 _LIVE_EVERY = 10  # between evaluations, the training loss is emitted every 10 steps
 
 
+class Figures(Protocol):
+    """What a validation measures: a dataclass, whose fields JSON can represent."""
+
+    def is_better_than(self, other: Self) -> bool: ...
+
+    def as_metrics(self) -> dict[str, float]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Figures measured on the validation conversations."""
+    """Figures of a speculator, measured on the validation conversations."""
 
     acceptance_length: float  # tokens per verify pass, from simulated decoding with the drafter that is served
     acceptance_rate_per_position: tuple[float, ...]
     accuracy_per_depth: tuple[float, ...]
     loss: float  # nats per token; all depths have equal weight
 
+    def is_better_than(self, other: Self) -> bool:
+        return self.acceptance_length > other.acceptance_length
 
-class Method(Protocol):
-    """The training method of a kind of speculator."""
+    def as_metrics(self) -> dict[str, float]:
+        figures = {"validation_loss": self.loss, "acceptance_length": self.acceptance_length}
+        return figures | {f"accuracy_depth_{i}": a for i, a in enumerate(self.accuracy_per_depth, start=1)}
+
+
+F = TypeVar("F", bound=Figures)
+_F = TypeVar("_F", bound=Figures, covariant=True)
+
+
+class Method(Protocol[_F]):
+    """A training method: that of a kind of speculator, or that of a fine-tuned adapter."""
 
     @property
     def module(self) -> nn.Module:
@@ -61,7 +80,7 @@ class Method(Protocol):
         """Returns the loss of a batch. rows: [B] int64, distinct row numbers below `num_rows`."""
         ...
 
-    def validate(self) -> Validation: ...
+    def validate(self) -> _F: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +91,28 @@ class BatchLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progression:
+class Progression(Generic[F]):
     """The loop's state except for tensors. Checkpoints store it as JSON."""
 
     step: int = 0
     elapsed_seconds: float = 0.0
     best_step: int = 0
-    best: Validation | None = None  # the evaluation at `best_step`
+    best: F | None = None  # the evaluation at `best_step`
     num_worse: int = 0  # number of evaluations since the best evaluation
     history: tuple[dict[str, float], ...] = ()  # one entry per evaluation
     stopped: str = ""  # why training ended: steps, seconds or patience; "" while training runs
 
-    @property
-    def best_acceptance_length(self) -> float:
-        return 0.0 if self.best is None else self.best.acceptance_length
-
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of `train`. When `train` returns, `method.module` has the best weights."""
+class Outcome(Generic[F]):
+    """The result of training. Afterwards, `method.module` has the best weights."""
 
-    progression: Progression
-    validation: Validation  # of the best weights
+    progression: Progression[F]
+    validation: F  # of the best weights
 
 
 def train(
-    method: Method,
+    method: Method[Validation],
     config: LoopParameters,
     *,
     seed: int,
@@ -105,19 +120,54 @@ def train(
     emit: Emit,
     processes: Processes = ALONE,
     clock: Callable[[], float] = time.monotonic,
-) -> Outcome:
-    """Trains until a limit or early stopping ends the run. Starts from the newest undamaged checkpoint if there is one.
+) -> Outcome[Validation]:
+    """Trains a speculator until a limit or early stopping ends the run.
+
+    Starts from the newest undamaged checkpoint if there is one.
 
     checkpoint_dir: a folder that all processes can read.
     """
-    return _Run(method, config, seed, checkpoint_dir, emit, processes, clock).run()
+    order = RowOrder(method.num_rows, config.batch_rows * config.accumulate, seed)
+    return train_in_order(
+        method,
+        config,
+        order,
+        figures=Validation,
+        seed=seed,
+        checkpoint_dir=checkpoint_dir,
+        emit=emit,
+        processes=processes,
+        clock=clock,
+    )
 
 
-class _Run:
+def train_in_order(
+    method: Method[F],
+    config: LoopParameters,
+    order: "RowOrder",
+    *,
+    figures: Callable[..., F],
+    seed: int,
+    checkpoint_dir: Path,
+    emit: Emit,
+    processes: Processes = ALONE,
+    clock: Callable[[], float] = time.monotonic,
+) -> Outcome[F]:
+    """Works like `train`, for any method.
+
+    order: the rows of each step.
+    figures: makes the figures of a validation from their fields, which a checkpoint has stored.
+    """
+    return _Run(method, config, order, figures, seed, checkpoint_dir, emit, processes, clock).run()
+
+
+class _Run(Generic[F]):
     def __init__(
         self,
-        method: Method,
+        method: Method[F],
         config: LoopParameters,
+        order: "RowOrder",
+        figures: Callable[..., F],
         seed: int,
         checkpoint_dir: Path,
         emit: Emit,
@@ -131,18 +181,19 @@ class _Run:
         self._emit_event = emit
         self._processes = processes
         self._clock = clock
-        self._order = RowOrder(method.num_rows, config.batch_rows * config.accumulate, seed)
+        self._order = order
+        self._figures_type = figures
         self._total_steps = min(config.max_steps or math.inf, config.epochs * self._order.steps_per_epoch)
         self._parameters = {n: p for n, p in method.module.named_parameters() if p.requires_grad}
         self._owned = processes.my_share(self._parameters)  # the parameters that this process updates
         self._optimizers = make_optimizers(self._owned, config)
         self._best = _copies(self._owned)
-        self._progress = Progression()
+        self._progress: Progression[F] = Progression()
         self._started = clock()
         self._window = _Window(self._started)  # sums since the last evaluation
         self._live = _Window(self._started)  # sums since the last event with the training loss
 
-    def run(self) -> Outcome:
+    def run(self) -> Outcome[F]:
         if (snapshot := load_newest_checkpoint(self._folder)) is not None:
             self._restore(snapshot)
         else:
@@ -213,7 +264,8 @@ class _Run:
     def _evaluate(self) -> None:
         self._method.module.eval()
         result = self._method.validate()
-        better = self._processes.broadcast_from_rank0(result.acceptance_length) > self._progress.best_acceptance_length
+        is_better = self._progress.best is None or result.is_better_than(self._progress.best)
+        better = self._processes.broadcast_from_rank0(float(is_better)) > 0.0
         if better:
             self._best = _copies(self._owned)
         num_worse = 0 if better else self._progress.num_worse + 1
@@ -230,17 +282,13 @@ class _Run:
         self._emit(Metrics(step=self._progress.step, data=entry | self._speed(self._window)))
         self._window, self._live = _Window(self._clock()), _Window(self._clock())
 
-    def _figures(self, result: Validation) -> dict[str, float]:
+    def _figures(self, result: F) -> dict[str, float]:
         """Returns an entry of the history, which a resumed run repeats exactly. Before the first step, it has no
         `loss`."""
-        figures = {
-            "validation_loss": result.loss,
-            "acceptance_length": result.acceptance_length,
-            "epoch": self._progress.step / self._order.steps_per_epoch,
-        }
+        figures = {**result.as_metrics(), "epoch": self._progress.step / self._order.steps_per_epoch}
         if self._window.num_tokens:
             figures["loss"] = self._window.loss
-        return figures | {f"accuracy_depth_{i}": a for i, a in enumerate(result.accuracy_per_depth, start=1)}
+        return figures
 
     def _speed(self, window: "_Window") -> dict[str, float]:
         seconds = self._clock() - window.started
@@ -271,7 +319,7 @@ class _Run:
 
     def _restore(self, snapshot: Snapshot) -> None:
         state, best = _with_tuples(snapshot.state), _with_tuples(snapshot.state["best"])
-        self._progress = Progression(step=snapshot.step, **state | {"best": Validation(**best)})
+        self._progress = Progression(step=snapshot.step, **state | {"best": self._figures_type(**best)})
         self._started = self._clock() - self._progress.elapsed_seconds
         self._window, self._live = _Window(self._clock()), _Window(self._clock())
         with torch.no_grad():
@@ -299,9 +347,11 @@ class _Window:
 class RowOrder:
     """Assigns rows to steps. Every epoch has a new permutation of the rows, which depends only on seed and epoch."""
 
-    def __init__(self, num_rows: int, batch_rows: int, seed: int) -> None:
+    def __init__(self, num_rows: int, batch_rows: int, seed: int, *, drop_last: bool = True) -> None:
+        """drop_last: whether the last rows of a permutation are skipped if they fill no batch."""
         if num_rows < 1:
             raise ValueError(f"training needs at least 1 row, got {num_rows}")
+        self._drop_last = drop_last
         self._num_rows = num_rows
         self._batch_rows = min(batch_rows, num_rows)
         self._seed = seed
@@ -310,7 +360,8 @@ class RowOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        return self._num_rows // self._batch_rows  # the last rows of a permutation are skipped if they fill no batch
+        num_whole, rest = divmod(self._num_rows, self._batch_rows)
+        return num_whole + (rest > 0 and not self._drop_last)
 
     def batch(self, step: int) -> Tensor:
         epoch, batch = divmod(step, self.steps_per_epoch)

@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 from engine.kinds import KINDS
 from workers.hyperparameters.kinds import Hyperparameters
-from workers.training.loop import Method
+from workers.training.loop import Method, Validation
 from workers.training.preparation import Preparation
 
 
-class SpeculatorMethod(Method, Protocol):
+class SpeculatorMethod(Method[Validation], Protocol):
     """The training method of a kind. Its class has `prepare(preparation, parameters)`, which returns an instance."""
 
     @property

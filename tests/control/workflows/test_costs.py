@@ -17,6 +17,7 @@ from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
 from control.workflows.batches.models import Batch
 from control.workflows.evaluations.services import evaluation_start
+from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.pipelines.models import Pipeline
 from tests.control.factories import make_job
 from tests.control.workflows.batches.helpers import make_batch
@@ -74,7 +75,8 @@ def test_the_cost_of_a_pipeline_and_of_its_fine_tuning_job_is_that_of_tokens_and
     Batch.objects.filter(pk=batch.pk).update(cost_nanousd=DOLLAR // 2)
     training, evaluation = make_job(organization), make_job(organization, kind=Job.Kind.EVALUATION)
     Pipeline.objects.filter(pk=world.pipeline.pk).update(batch=batch, training_job=training, evaluation_job=evaluation)
-    path, job_path = f"/v1/pipelines/{world.pipeline.pk}", f"/v1/fine_tuning/jobs/{world.fine_tuning_job.pk}"
+    own = FineTuningJob.objects.create(organization=organization, pipeline=world.pipeline, training_file=world.file)
+    path, job_path = f"/v1/pipelines/{world.pipeline.pk}", f"/v1/fine_tuning/jobs/{own.pk}"
     costs = []
     for job, subject in (
         (batch.job, Subject.BATCH_TIME),
@@ -103,3 +105,13 @@ def test_a_list_with_costs_takes_the_same_number_of_queries_for_any_number_of_ro
         counts.append(len(queries))
 
     assert counts[0] == counts[1]
+
+
+def test_the_cost_of_a_job_that_trains_an_adapter_is_that_of_its_training(
+    client: Client, organization: Organization
+) -> None:
+    own = World(organization).fine_tuning_job
+    use_device(own.job, Subject.TRAINING_TIME)
+    use_device(make_job(organization), Subject.TRAINING_TIME)  # of another job
+
+    assert client.get(f"/v1/fine_tuning/jobs/{own.pk}").json()["turbo"]["cost"]["value"] == 3

@@ -19,6 +19,7 @@ from workers.contracts import (
     EvaluationSpec,
     Event,
     Failed,
+    FineTuningSpec,
     Finished,
     Metrics,
     ModelCheckSpec,
@@ -110,6 +111,38 @@ def run_training(spec: TrainingSpec, row_seconds: float) -> None:
     emit(Finished(result={"steps": TRAINING_STEPS, "resumed_from": first}, artifacts={"speculator": str(artifact)}))
 
 
+def run_fine_tuning(spec: FineTuningSpec, row_seconds: float) -> None:
+    """Counts steps instead of training. The last byte of an adapter's weights is the number of the step."""
+    assert Path(spec.rows_path).read_text()
+    state = Path(spec.checkpoint_dir) / "step"
+    first = int(state.read_text()) if state.exists() else 0
+    for step in range(first + 1, TRAINING_STEPS + 1):
+        time.sleep(row_seconds)
+        folder = Path(spec.output_dir) / f"checkpoint-{step}"
+        write_adapter(folder, step)
+        (folder / "step").write_text(str(step))
+        emit(Progress(done=step, total=TRAINING_STEPS, unit="steps"))
+        emit(Metrics(step=step, data={"loss": 1 / step, "validation_loss": 2 / step}))
+        emit(Checkpoint(path=str(folder), step=step))
+    write_adapter(Path(spec.output_dir) / "adapter", TRAINING_STEPS)
+    result = {"steps": TRAINING_STEPS, "resumed_from": first}
+    emit(Finished(result=result, artifacts={"adapter": str(Path(spec.output_dir) / "adapter")}))
+
+
+def write_adapter(folder: Path, step: int) -> None:
+    folder.mkdir(parents=True)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    header = {
+        name.format("A"): {"dtype": "U8", "shape": [1, 8], "data_offsets": [0, 8]},
+        name.format("B"): {"dtype": "U8", "shape": [8, 1], "data_offsets": [8, 16]},
+    }
+    text = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(
+        len(text).to_bytes(8, "little") + text + bytes(15) + step.to_bytes(1)
+    )
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
+
+
 def run_evaluation(spec: EvaluationSpec) -> None:
     assert spec.speculator_dir is not None
     assert (Path(spec.speculator_dir) / "config.json").exists()
@@ -155,6 +188,8 @@ def main() -> None:
             run_batch(spec, arguments.row_seconds, arguments.limit)
         case TrainingSpec() as spec:
             run_training(spec, arguments.row_seconds)
+        case FineTuningSpec() as spec:
+            run_fine_tuning(spec, arguments.row_seconds)
         case EvaluationSpec() as spec:
             run_evaluation(spec)
         case ModelCheckSpec():

@@ -26,7 +26,13 @@ def write_answers(path: Path, model: Path, requests: Sequence[Request]) -> Path:
 
 
 def training_spec(
-    folder: Path, model: Path, tokens: Path, method: str, hyperparameters: Mapping[str, Any]
+    folder: Path,
+    model: Path,
+    tokens: Path,
+    method: str,
+    hyperparameters: Mapping[str, Any],
+    *,
+    adapter_dir: str | None = None,
 ) -> TrainingSpec:
     return TrainingSpec(
         job_id="job_0123",
@@ -37,4 +43,5 @@ def training_spec(
         output_dir=str(folder / "output"),
         checkpoint_dir=str(folder / "checkpoint"),
         hyperparameters=dict(hyperparameters),
+        adapter_dir=adapter_dir,
     )

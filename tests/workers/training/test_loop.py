@@ -78,7 +78,7 @@ def train(
     checkpoint_dir: Path,
     emit: Emit,
     clock: Callable[[], float] = time.monotonic,
-) -> Outcome:
+) -> Outcome[Validation]:
     return loop.train(method, config, seed=3, checkpoint_dir=checkpoint_dir, emit=emit, clock=clock)
 
 
@@ -103,7 +103,7 @@ def weights(method: Regression) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in method.module.parameters()]
 
 
-def without_times(outcome: Outcome) -> object:
+def without_times(outcome: Outcome[Validation]) -> object:
     return replace(outcome.progression, elapsed_seconds=0.0), outcome.validation
 
 
@@ -191,7 +191,7 @@ def test_the_result_has_the_weights_of_the_best_evaluation_not_of_the_last_one(t
     # With patience 1, this run ends at step 15, one evaluation after the best one.
     train(stopped, replace(CONFIG, patience=1), checkpoint_dir=tmp_path / "b", emit=Recorder())
     assert outcome.progression.best_step == 10
-    assert outcome.progression.best_acceptance_length == 2.5
+    assert outcome.validation.acceptance_length == 2.5
     assert all(torch.equal(a, b) for a, b in zip(weights(method), weights(stopped), strict=True))
 
 

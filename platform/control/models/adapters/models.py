@@ -13,7 +13,8 @@ class Adapter(ProjectObject):
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="adapters")
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="adapters")
     name = models.CharField(
-        max_length=64, help_text="A request selects the adapter by setting `model` to `deployment:name`."
+        max_length=240,  # of a fine-tuned adapter; customers give names of at most 64 characters
+        help_text="A request selects the adapter by setting `model` to `deployment:name`, or to a name like `ft:...`.",
     )
     rank = models.PositiveIntegerField()
     target_modules = models.JSONField()
@@ -29,3 +30,13 @@ class Adapter(ProjectObject):
 
     def __str__(self) -> str:
         return self.name
+
+    def model_name(self, deployment_name: str) -> str:
+        """Returns the `model` of requests for this adapter: a fine-tuned adapter has the same name everywhere."""
+        return self.name if is_fine_tuned(self.name) else f"{deployment_name}:{self.name}"
+
+
+def is_fine_tuned(name: str) -> bool:
+    """Whether a model name is that of a fine-tuned adapter: `ft:MODEL:SUFFIX:ID`. No other adapter's name has a colon,
+    so `ft:NAME` with a single colon is an adapter of a deployment that is named `ft`."""
+    return name.startswith("ft:") and name.count(":") > 1

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,39 +44,64 @@ def adapter_create(
     if weights_file.size_bytes > limit:
         message = f"weights_file must have at most {limit:,} bytes, got {weights_file.size_bytes:,}"
         raise ApiError(413, message, "file_too_large", "weights_file")
-    identity = adapter_id()
-    prefix = f"{organization.pk}/adapters/{identity}"
     with file_work.taken(organization.pk), staging_folder() as folder:
-        weights, config = folder / WEIGHTS, folder / CONFIG
-        _copy(weights_file, weights, "weights_file")
-        try:
-            lora = inspect_adapter(_read(config_file), weights, model=_config_of(base_model))
-        except UnusableAdapter as error:
-            raise ApiError(400, f"{error.param}: {error.message}", "adapter_unusable", error.param) from error
-        config.write_text(json.dumps(lora.config))
-        adapter = Adapter(
-            id=identity,
+        _copy(weights_file, folder / WEIGHTS, "weights_file")
+        (folder / CONFIG).write_bytes(_read(config_file))
+        return adapter_store(
             organization=organization,
-            base_model=base_model,
             name=name,
-            rank=lora.rank,
-            target_modules=lora.target_modules,
-            size_bytes=weights_file.size_bytes,
-            storage_prefix=prefix,
+            base_model=base_model,
+            folder=folder,
+            on_saved=partial(audit_record, "adapter.create"),
         )
-        with delete_stored_on_error():
-            storage_reserve(organization.pk, StoredPart.ADAPTERS, key=prefix, num_bytes=adapter.size_bytes)
-            get_storage().put_folder(prefix, folder)
-            _save(adapter)
+
+
+def adapter_store(
+    *,
+    organization: Organization,
+    name: str,
+    base_model: BaseModel,
+    folder: Path,
+    on_saved: Callable[[Adapter], object],
+) -> Adapter:
+    """Checks the two files in `folder` and stores them as an adapter. The file of the configuration is replaced.
+
+    Args: on_saved: called in the transaction that adds the adapter's row.
+    Raises: ApiError: 400, the files are not an adapter of this model; 403, they would exceed the storage limit; 409,
+        the name is taken.
+    """
+    weights, config = folder / WEIGHTS, folder / CONFIG
+    try:
+        with config.open("rb") as file:
+            lora = inspect_adapter(file.read(MAX_CONFIG_BYTES + 1), weights, model=_config_of(base_model))
+    except UnusableAdapter as error:
+        raise ApiError(400, f"{error.param}: {error.message}", "adapter_unusable", error.param) from error
+    config.write_text(json.dumps(lora.config))
+    identity = adapter_id()
+    adapter = Adapter(
+        id=identity,
+        organization=organization,
+        base_model=base_model,
+        name=name,
+        rank=lora.rank,
+        target_modules=lora.target_modules,
+        size_bytes=weights.stat().st_size,
+        storage_prefix=f"{organization.pk}/adapters/{identity}",
+    )
+    with delete_stored_on_error():
+        prefix = adapter.storage_prefix
+        storage_reserve(organization.pk, StoredPart.ADAPTERS, key=prefix, num_bytes=adapter.size_bytes)
+        get_storage().put_folder(prefix, folder)
+        _save(adapter, on_saved)
     return adapter
 
 
-def _save(adapter: Adapter) -> None:
+def _save(adapter: Adapter, on_saved: Callable[[Adapter], object]) -> None:
     try:
         with change():
             adapter.save(force_insert=True)
             reservation_commit(adapter.storage_prefix)
-            audit_record("adapter.create", adapter)
+            on_saved(adapter)
     except IntegrityError as error:
         message = f"You have an adapter named {adapter.name!r} already."
         raise ApiError(409, message, "name_taken", "name") from error

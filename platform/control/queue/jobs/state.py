@@ -23,7 +23,7 @@ from django.db.models import Max, QuerySet
 from django.db.models.functions import Now
 
 from control.queue.jobs.attempts import attempt_ended
-from control.queue.jobs.event_types import EVALUATION_EVENTS, JOB_EVENTS
+from control.queue.jobs.event_types import EVALUATION_EVENTS, FINE_TUNING_EVENTS, JOB_EVENTS
 from control.queue.jobs.models import Job, JobEvent
 from control.tenants.events.services import event_record
 
@@ -91,9 +91,11 @@ def event_add(*, job_id: str, type: str, data: Mapping[str, Any]) -> None:  # no
     last = JobEvent.objects.filter(job_id=job_id).aggregate(last=Max("seq"))["last"] or 0
     JobEvent.objects.create(job_id=job_id, seq=last + 1, type=type, data=dict(data))
     if type in JOB_EVENTS:
-        columns = Job.objects.values_list("organization_id", "project_id", "evaluation__id")
-        organization_id, project_id, evaluation = columns.get(pk=job_id)
+        columns = Job.objects.values_list("organization_id", "project_id", "evaluation__id", "fine_tuning_job__id")
+        organization_id, project_id, evaluation, fine_tuning_job = columns.get(pk=job_id)
         record = partial(event_record, organization_id=organization_id, project_id=project_id)
         record(type=JOB_EVENTS[type], object_id=job_id)
         if evaluation is not None and type in EVALUATION_EVENTS:
             record(type=EVALUATION_EVENTS[type], object_id=evaluation)
+        if fine_tuning_job is not None and type in FINE_TUNING_EVENTS:
+            record(type=FINE_TUNING_EVENTS[type], object_id=fine_tuning_job)

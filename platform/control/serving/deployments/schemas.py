@@ -81,7 +81,7 @@ class DeploymentObject(ResponseModel):
     def of(cls, deployment: Deployment) -> Self:
         """Customers do not see the engine's process id, port and token."""
         adapters = [
-            ServedAdapter(id=adapter.pk, name=adapter.name, model=f"{deployment.name}:{adapter.name}")
+            ServedAdapter(id=adapter.pk, name=adapter.name, model=adapter.model_name(deployment.name))
             for adapter in deployment.adapters.all()
         ]
         options = EngineOptions.model_validate(deployment.engine or {})

@@ -8,11 +8,16 @@ from django.db.models.functions import Now
 
 from control.core.api.errors import ApiError
 from control.core.api.lookup import one_of
+from control.models.adapters.models import is_fine_tuned
+from control.models.adapters.selectors import adapters_list
 from control.models.catalog.selectors import base_models_list
 from control.serving.deployments.models import UP, Deployment, Replica
 from control.serving.deployments.states import RUNNING_STATES
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import visible
+
+# The order in which deployments of the same adapter are preferred.
+_READINESS = {Deployment.State.READY: 0, Deployment.State.SLEEPING: 1, Deployment.State.PROVISIONING: 2}
 
 
 def deployments_list(organization: Organization, *, only: Sequence[str] | None = None) -> QuerySet[Deployment]:
@@ -43,15 +48,35 @@ def deployments_check(organization: Organization, deployment_ids: Sequence[str],
 
 
 def deployment_by_name(organization: Organization, name: str, *, only: Sequence[str] | None = None) -> Deployment:
-    """Finds the deployment that the `model` of a request names, as `name` or `name:adapter`.
+    """Finds the deployment that the `model` of a request names: as `name`, as `name:adapter`, or by the name of a
+    fine-tuned adapter.
 
     Raises: ApiError: 404, code model_not_found.
     """
+    if is_fine_tuned(name):
+        return _deployment_of_adapter(organization, name, only)
     own_name, _, adapter = name.partition(":")
     deployment = deployments_list(organization, only=only).filter(name=own_name).first()
     if deployment is None or (adapter and adapter not in {served.name for served in deployment.adapters.all()}):
         raise ApiError(404, _unknown(organization, name), "model_not_found", "model")
     return deployment
+
+
+def _deployment_of_adapter(organization: Organization, name: str, only: Sequence[str] | None) -> Deployment:
+    """Of several deployments that serve the adapter, those that can answer now come first, then the oldest."""
+    serving = list(deployments_list(organization, only=only).filter(adapters__name=name).distinct().order_by("pk"))
+    if not serving:
+        raise ApiError(404, _not_served(organization, name), "model_not_found", "model")
+    return min(serving, key=lambda deployment: _READINESS.get(Deployment.State(deployment.state), len(_READINESS)))
+
+
+def _not_served(organization: Organization, name: str) -> str:
+    adapter = adapters_list(organization).filter(name=name).first()
+    if adapter is None:
+        return f"The model {name[:80]!r} does not exist or you do not have access to it."
+    return (
+        f"No deployment serves {name!r}. Add the adapter {adapter.pk} to a deployment of {adapter.base_model.name!r}."
+    )
 
 
 def _unknown(organization: Organization, name: str) -> str:

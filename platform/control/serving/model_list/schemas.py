@@ -32,9 +32,11 @@ class ModelList(ResponseModel):
     def of(cls, models: QuerySet[BaseModel], deployments: QuerySet[Deployment]) -> Self:
         """A base model with the name of a deployment is left out, because the name selects the deployment."""
         deployment_names, data = {deployment.name for deployment in deployments}, []
+        listed: set[str] = set()  # several deployments can serve one fine-tuned adapter
         for deployment in deployments:
             data.append(entry := ModelObject.of(deployment))
-            served = [f"{deployment.name}:{adapter.name}" for adapter in deployment.adapters.all()]
-            data += [entry.model_copy(update={"id": name}) for name in served]
+            served = [adapter.model_name(deployment.name) for adapter in deployment.adapters.all()]
+            data += [entry.model_copy(update={"id": name}) for name in served if name not in listed]
+            listed.update(served)
         data += [ModelObject.of(model) for model in models if model.name not in deployment_names]
         return cls(data=data)

@@ -29,6 +29,7 @@ class Example:
     endpoint: str
     body: Mapping[str, Any]  # body of the request that asks a model to answer the prompt
     answer: str | None  # None: the row has no answer
+    calls_tools: bool = False  # whether the answer has tool calls
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]] | None:
@@ -75,13 +76,15 @@ def _chat(row: Mapping[str, Any]) -> Example:
     check_messages(row)
     messages = row["messages"]
     _check_text_only(messages, "")
-    answer = None
+    answer, calls_tools = None, False
     if messages[-1]["role"] == "assistant":
-        answer = _text(messages[-1].get("content"))
+        answer, calls_tools = _text(messages[-1].get("content")), bool(messages[-1].get("tool_calls"))
         messages = messages[:-1]
     if not messages:
         raise RowError("missing_prompt", "messages must have a message before the answer", "messages")
-    return Example(custom_id=_optional_id(row), endpoint=CHAT, body={"messages": messages}, answer=answer)
+    return Example(
+        custom_id=_optional_id(row), endpoint=CHAT, body={"messages": messages}, answer=answer, calls_tools=calls_tools
+    )
 
 
 def _prompt(row: Mapping[str, Any]) -> Example:

@@ -8,13 +8,13 @@ import sys
 from contextlib import ExitStack, suppress
 from typing import Any, BinaryIO
 
-from control.workflows.datasets.formats import Example
+from control.workflows.datasets.formats import CHAT, Example
 from control.workflows.datasets.splits import LabelSplit, Shares
 from control.workflows.datasets.validation import Findings, examine
 from control.workflows.prompt_files.child import serve
 from control.workflows.prompt_files.duplicate_passes import duplicates_within
 from control.workflows.prompt_files.lines import Line, Readable
-from control.workflows.prompt_files.rows import Row, normalised_line
+from control.workflows.prompt_files.rows import Row, RowError, normalised_line
 from control.workflows.prompt_files.sketches import Sketches
 
 
@@ -23,6 +23,19 @@ def all_rows(source: Readable) -> dict[str, Any]:
     sketches = Sketches()
     findings = examine(source, on_example=lambda example, line: sketches.add(line.number, example.body))
     return _result(findings, duplicates=duplicates_within(sketches))
+
+
+def labelled_rows(source: Readable) -> dict[str, Any]:
+    """Checks that all rows are chats whose last message is an answer, and writes no file."""
+    return _result(examine(source, check=_check_label))
+
+
+def _check_label(example: Example) -> None:
+    if example.endpoint != CHAT or "messages" not in example.body:
+        raise RowError("unsupported_format", "Supervised fine-tuning needs rows with `messages`")
+    if not example.answer and not example.calls_tools:
+        message = "The last message must be the label: an assistant's message that is not empty"
+        raise RowError("missing_label", message, "messages")
 
 
 def prompt_rows(source: Readable, *, path: str) -> dict[str, Any]:
@@ -140,5 +153,5 @@ def _rendering_row(example: Example, line: Line) -> bytes:
 
 
 if __name__ == "__main__":
-    passes = (all_rows, prompt_rows, pilot_rows, sample_rows, first_rows, split_rows)
+    passes = (all_rows, labelled_rows, prompt_rows, pilot_rows, sample_rows, first_rows, split_rows)
     sys.exit(serve({one.__name__: one for one in passes}))

@@ -17,7 +17,7 @@ from control.tenants.audit.record import audit_record, audited
 from control.tenants.quotas.file_work import text_size_check
 from control.tenants.row_security.scope import current_project
 from control.workflows.datasets.models import Dataset
-from control.workflows.datasets.passes import all_rows, prompt_rows, sample_rows
+from control.workflows.datasets.passes import all_rows, labelled_rows, prompt_rows, sample_rows
 from control.workflows.datasets.reader import model_reader
 from control.workflows.datasets.tokens import sample_step, tokens_total
 from control.workflows.datasets.validation import Findings
@@ -149,6 +149,17 @@ def prompts_file_store(*, file: File, param: str) -> File:
             purpose=File.Purpose.BATCH,
             staged=measure(path),
         )
+
+
+def labels_check(*, file: File, param: str) -> None:
+    """Checks that every row of the file is a chat with a label.
+
+    Args: param: the request's parameter that named the file.
+    Raises: ApiError: as `prompts_file_store`.
+    """
+    findings, _ = file_examine(file, labelled_rows)
+    if findings.num_errors:
+        raise _unusable(findings, param)
 
 
 def _unusable(findings: Findings, param: str) -> ApiError:

@@ -40,11 +40,15 @@ class Findings:
 def examine(
     source: Readable,
     *,
-    on_example: Callable[[Example, Line], object],
+    on_example: Callable[[Example, Line], object] = lambda example, line: None,
+    check: Callable[[Example], object] = lambda example: None,
     max_rows: int = MAX_ROWS,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Findings:
-    """Checks the rows up to the end of the file or to `max_rows`, and calls `on_example` with every valid row."""
+    """Checks the rows up to the end of the file or to `max_rows`, and calls `on_example` with every valid row.
+
+    Args: check: raises RowError if the row lacks what the caller needs.
+    """
     findings = Findings()
     line_of_id: dict[str, int] = {}
 
@@ -62,6 +66,7 @@ def examine(
         try:
             example = _read(line, findings, max_line_bytes)
             _check_unique(example, line.number, line_of_id)
+            check(example)
         except RowError as error:
             fail(line.number, error, line.content)
             continue

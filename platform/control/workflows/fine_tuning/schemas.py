@@ -1,4 +1,4 @@
-"""Requests and responses of fine-tuning: OpenAI's job, event and checkpoint, with our additions in `turbo`."""
+"""Requests and responses of fine-tuning: OpenAI's job, with our additions in `turbo`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -10,14 +10,16 @@ from control.core.api.errors import ApiError
 from control.core.api.metadata import Metadata
 from control.core.api.requests import parse_request
 from control.core.api.schemas import Figures, IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
-from control.queue.jobs.models import Job, JobEvent
+from control.models.adapters.lora import MAX_RANK
+from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Paused, Progress
 from control.workflows.batches.models import Batch
 from control.workflows.fine_tuning.models import FineTuningJob
-from control.workflows.fine_tuning.selectors import CHECKPOINT, PAUSED_ON_REQUEST, stage_job
-from control.workflows.pipelines.models import Pipeline, PipelineEvent
+from control.workflows.fine_tuning.selectors import PAUSED_ON_REQUEST, stage_job
+from control.workflows.pipelines.models import Pipeline
 from control.workflows.prompt_files.contamination import OnContamination
-from workers.kinds import REQUESTED_KINDS
+from workers.hyperparameters.lora import LONG_ROWS
+from workers.kinds import LORA, REQUESTED_KINDS
 
 Status = Pipeline.Status
 
@@ -30,26 +32,6 @@ _ENDED = {
     Status.FAILED: "failed",
     Status.CANCELLED: "cancelled",
 }
-_MESSAGES = {
-    Status.DISTILLING: "The model answers the prompts",
-    Status.TRAINING: "The speculator is trained on the model's own answers",
-    Status.EVALUATING: "Held-out prompts are answered with and without the speculator",
-    Status.GATING: "The report is compared with the conditions of the gate",
-    Status.DEPLOYING: "The endpoint starts",
-    Status.LIVE: "The job has succeeded, and its endpoint is live",
-    Status.SUCCEEDED: "The job has succeeded",
-    Status.REJECTED: "The speculator does not meet the conditions of the gate",
-    Status.FAILED: "The job has failed",
-    Status.CANCELLED: "The job has been cancelled",
-}
-_LEVELS = {Status.FAILED: "error", Status.REJECTED: "error", Status.CANCELLED: "warn"}
-_JOB_EVENT_MESSAGES = {
-    "cancel_requested": "The job is being cancelled",
-    "paused": "The job is paused",
-    "resumed": "The job continues",
-    "retried": "An attempt failed and is repeated",
-}
-_METRICS = {"loss": "train_loss", "validation_loss": "valid_loss"}  # maps our names to OpenAI's names
 
 
 def _refuse_integrations(integrations: list[Any] | None) -> list[Any] | None:
@@ -64,6 +46,17 @@ class Hyperparameters(RequestModel, strict=True):
     n_epochs: Literal["auto"] | Annotated[int, Field(ge=1, le=50)] = "auto"
     batch_size: Literal["auto"] = "auto"
     learning_rate_multiplier: Literal["auto"] | Annotated[float, Field(gt=0, le=100)] = "auto"
+
+
+class LabelHyperparameters(Hyperparameters, strict=True):
+    """Those of OpenAI, and of the LoRA adapter that learns the labels."""
+
+    batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=256)] = "auto"  # type: ignore[assignment]
+    lora_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] | None = None
+    lora_alpha: Annotated[int, Field(ge=1, le=4096)] | None = None
+    max_row_tokens: Annotated[int, Field(ge=16, le=1 << 20)] | None = None
+    long_rows: Annotated[str, OneOf(LONG_ROWS)] | None = None
+    packing: bool | None = None
 
 
 class TurboInput(RequestModel, strict=True):
@@ -93,17 +86,31 @@ class JobInput(RequestModel):
     turbo: _Object | None = None
     metadata: Metadata | None = None
 
+    @property
+    def learns_labels(self) -> bool:
+        """Whether an adapter learns the answers of the file: `method` is given, and without `turbo`."""
+        return self.method is not None and self.turbo is None and self.method.get("turbo") is None
+
+    def label_hyperparameters(self) -> LabelHyperparameters:
+        """The hyperparameters of `method`. Raises: ApiError: 400."""
+        values, param = self._of_supervised()
+        return parse_request(LabelHyperparameters, values, under=param)
+
     def chosen_hyperparameters(self) -> Hyperparameters:
         """The hyperparameters of `method`, or else the top-level `hyperparameters`. Raises: ApiError: 400."""
         if self.method is None:
             return parse_request(Hyperparameters, self.hyperparameters or {}, under="hyperparameters")
+        values, param = self._of_supervised()
+        return parse_request(Hyperparameters, values, under=param)
+
+    def _of_supervised(self) -> tuple[dict[str, Any], str]:
+        assert self.method is not None, "the caller has checked it"
         if (kind := self.method.get("type", "supervised")) != "supervised":
             raise ApiError(400, f"method.type must be 'supervised', got {kind!a:.60}", "invalid_value", "method.type")
         supervised = self.method.get("supervised") or {}
         if not isinstance(supervised, dict):
             raise ApiError(400, "method.supervised must be an object", "invalid_value", "method.supervised")
-        param = "method.supervised.hyperparameters"
-        return parse_request(Hyperparameters, supervised.get("hyperparameters") or {}, under=param)
+        return supervised.get("hyperparameters") or {}, "method.supervised.hyperparameters"
 
     def chosen_turbo(self) -> TurboInput:
         """The top-level `turbo`, or else `method.turbo`. Raises: ApiError: 400."""
@@ -113,14 +120,16 @@ class JobInput(RequestModel):
         return parse_request(TurboInput, turbo or {}, under="turbo")
 
 
+_WaitingFor = Literal["worker", "turn", "resume", "spend_cap"]
+
+
 class FineTuningError(ResponseModel):
     code: SkipValidation[str]
     message: SkipValidation[str]
     param: str | None
 
     @classmethod
-    def of(cls, pipeline: Pipeline) -> Self:
-        error = pipeline.error or {}
+    def of(cls, error: Mapping[str, Any]) -> Self:
         return cls(code=error.get("code", "failed"), message=error.get("message", "The job failed."), param=None)
 
 
@@ -128,13 +137,14 @@ class Turbo(ResponseModel):
     """Our additions to OpenAI's object."""
 
     state: str
-    pipeline_id: str
+    pipeline_id: str | None = Field(description="Null if the job trains an adapter on labels.")
     speculator_id: str | None
     deployment_id: str | None
-    kind: SkipValidation[str]
+    adapter_id: str | None = Field(description="The adapter that the job has trained on labels.")
+    kind: SkipValidation[str] = Field(description="The kind of speculator, or `lora`.")
     hyperparameters: SkipValidation[Figures]
     progress: Figures | None
-    waiting_for: Literal["worker", "turn", "resume", "spend_cap"] | None = Field(
+    waiting_for: _WaitingFor | None = Field(
         description=(
             "Why the job does not run. `worker`: no worker is alive; `turn`: other jobs are before it; "
             "`resume`, `spend_cap`: it is paused until it is resumed or the cap is lifted."
@@ -150,6 +160,8 @@ class Turbo(ResponseModel):
     def of(cls, job: Any) -> Self:
         """Args: job: a row of `fine_tuning_jobs_list`."""
         pipeline = job.pipeline
+        if pipeline is None:
+            return cls._of_adapter(job)
         current_job = stage_job(pipeline)
         latest_job = pipeline.evaluation_job or pipeline.training_job
         latest_job = latest_job or (pipeline.batch.job if pipeline.batch else None)
@@ -159,6 +171,7 @@ class Turbo(ResponseModel):
             pipeline,
             state=pipeline.status,
             pipeline_id=pipeline.pk,
+            adapter_id=None,
             kind=pipeline.training.get("kind"),
             hyperparameters={name: value for name, value in pipeline.training.items() if name not in ("kind", "seed")},
             progress=None if progress is None else progress.as_json(),
@@ -168,8 +181,27 @@ class Turbo(ResponseModel):
             report=pipeline.speculator.report if pipeline.speculator else None,
         )
 
+    @classmethod
+    def _of_adapter(cls, job: Any) -> Self:
+        running = job.job
+        progress = Progress.of(running)
+        return cls(
+            state=running.status,
+            pipeline_id=None,
+            speculator_id=None,
+            deployment_id=None,
+            adapter_id=job.adapter_id,
+            kind=LORA,
+            hyperparameters=running.params.get("hyperparameters", {}),
+            progress=None if progress is None else progress.as_json(),
+            waiting_for=_waiting_for(running, has_worker=job.has_worker),
+            paused=running.paused,
+            cost=Amount.of(job.device_nanousd),
+            report=running.result or None,
+        )
 
-def _waiting_for(current_job: Job, *, has_worker: bool) -> str | None:
+
+def _waiting_for(current_job: Job, *, has_worker: bool) -> _WaitingFor | None:
     if current_job.paused is not None:
         return "resume" if current_job.paused.get("code") == PAUSED_ON_REQUEST else "spend_cap"
     if current_job.status != Job.Status.QUEUED:
@@ -202,6 +234,8 @@ class FineTuningJobObject(ResponseModel):
     @classmethod
     def of(cls, job: FineTuningJob) -> Self:
         """`job` comes from `fine_tuning_jobs_list`, which selects the related rows."""
+        if job.pipeline is None:
+            return cls._of_adapter(job)
         pipeline, batch = job.pipeline, job.pipeline.batch
         status = _status_of(pipeline)
         is_done = status == "succeeded"
@@ -219,7 +253,29 @@ class FineTuningJobObject(ResponseModel):
             integrations=[],
             seed=pipeline.training.get("seed", 0),
             estimated_finish=None,
-            error=FineTuningError.of(pipeline) if status == "failed" else None,
+            error=FineTuningError.of(pipeline.error or {}) if status == "failed" else None,
+            method={"type": "supervised", "supervised": {"hyperparameters": job.hyperparameters}},
+            turbo=Turbo.of(job),
+        )
+
+    @classmethod
+    def _of_adapter(cls, job: FineTuningJob) -> Self:
+        running, base_model = job.job, job.base_model
+        assert running is not None and base_model is not None, "a job without a pipeline has both"  # noqa: PT018
+        is_done = running.status == Job.Status.SUCCEEDED
+        return cls.from_row(
+            job,
+            model=base_model.name,
+            finished_at=running.finished_at,
+            fine_tuned_model=job.name if is_done else None,
+            result_files=[],
+            status=running.status,
+            validation_file=job.validation_file_id,
+            training_file=job.training_file_id,
+            trained_tokens=running.result.get("trained_tokens") if is_done else None,
+            integrations=[],
+            estimated_finish=None,
+            error=FineTuningError.of(running.error or {}) if running.status == Job.Status.FAILED else None,
             method={"type": "supervised", "supervised": {"hyperparameters": job.hyperparameters}},
             turbo=Turbo.of(job),
         )
@@ -237,76 +293,3 @@ def _status_of(pipeline: Pipeline) -> str:
     if batch.job.status == Job.Status.QUEUED and batch.job.started_at is None:
         return "queued"
     return "validating_files" if batch.status == Batch.Status.VALIDATING else "running"
-
-
-class FineTuningEventObject(ResponseModel):
-    object: Literal["fine_tuning.job.event"] = "fine_tuning.job.event"
-    id: str
-    created_at: Unix
-    level: Literal["info", "warn", "error"]
-    message: str
-    type: Literal["message", "metrics"]
-    data: SkipValidation[Figures]
-
-    @classmethod
-    def all_of(cls, job: FineTuningJob, transitions: list[PipelineEvent], job_events: list[JobEvent]) -> list[Self]:
-        """The pipeline's transitions and its jobs' events, newest first."""
-        events = [(row.created_at, cls._of_transition(job.pipeline, row)) for row in transitions]
-        events += [(event.created_at, cls._of_job_event(event)) for event in job_events]
-        return [event for _, event in sorted(events, key=lambda item: item[0], reverse=True)]
-
-    @classmethod
-    def _of_transition(cls, pipeline: Pipeline, row: PipelineEvent) -> Self:
-        status = Status(row.status)
-        message = _MESSAGES[status]
-        if status in (Status.FAILED, Status.REJECTED) and pipeline.error:
-            message = f"{message}: {pipeline.error.get('message', '')}"
-        return cls.from_row(
-            row,
-            id=f"ftevent-p{row.pk}",
-            level=_LEVELS.get(status, "info"),
-            message=message,
-            type="message",
-            data={"state": status.value},
-        )
-
-    @classmethod
-    def _of_job_event(cls, event: JobEvent) -> Self:
-        identity = f"ftevent-j{event.pk}"
-        if event.type == CHECKPOINT:
-            metrics = _metrics(event.data)
-            message = f"Step {metrics['step']}"
-            return cls.from_row(event, id=identity, level="info", message=message, type="metrics", data=metrics)
-        message = _JOB_EVENT_MESSAGES[event.type]
-        if event.type in ("paused", "retried"):
-            message = f"{message}: {event.data.get('message', '')}"
-        data = {"code": event.data.get("code")}
-        return cls.from_row(event, id=identity, level="warn", message=message, type="message", data=data)
-
-
-def _metrics(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of a committed checkpoint, under OpenAI's names where OpenAI has any."""
-    metrics = data.get("metrics") or {}
-    return {"step": data.get("step"), **{_METRICS.get(name, name): value for name, value in metrics.items()}}
-
-
-class FineTuningCheckpointObject(ResponseModel):
-    object: Literal["fine_tuning.job.checkpoint"] = "fine_tuning.job.checkpoint"
-    id: str
-    created_at: Unix
-    fine_tuned_model_checkpoint: str
-    fine_tuning_job_id: str
-    metrics: SkipValidation[Figures]
-    step_number: SkipValidation[int]
-
-    @classmethod
-    def of(cls, job: FineTuningJob, event: JobEvent) -> Self:
-        step = event.data.get("step")
-        return cls.from_row(
-            event,
-            id=f"ftckpt_{event.pk}",
-            fine_tuned_model_checkpoint=f"{job.pipeline.name}:ckpt-step-{step}",
-            fine_tuning_job_id=job.pk,
-            metrics=_metrics(event.data),
-            step_number=step,
-        )

@@ -9,17 +9,16 @@ from control.core.ids import fine_tuning_job_id
 from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change, transaction_from_first_change
 from control.data.files.models import File
-from control.data.files.selectors import file_get
 from control.queue.jobs.models import Job
-from control.queue.jobs.services import job_pause_on_request, job_resume
+from control.queue.jobs.services import UNFINISHED, job_cancel, job_pause_on_request, job_resume
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 from control.workflows.batches.services import batch_window_restart
 from control.workflows.datasets.services import prompts_file_store
+from control.workflows.fine_tuning.adapters import adapter_training_start, given_file
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.fine_tuning.schemas import Hyperparameters, JobInput, TurboInput
 from control.workflows.fine_tuning.selectors import PAUSED_ON_REQUEST, stage_job
-from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.requests import create_from
 from control.workflows.pipelines.schemas import PipelineRequest
 from control.workflows.pipelines.selectors import pipeline_fresh
@@ -30,6 +29,7 @@ from workers.hyperparameters.kinds import read_hyperparameters
 
 PAUSE_REASON = {"code": PAUSED_ON_REQUEST, "message": "Paused on request, until it is resumed.", "cap_id": None}
 MAX_NAME = 64
+_PURPOSES = (File.Purpose.FINE_TUNE, File.Purpose.BATCH)
 _NUM_ID_CHARACTERS = 8  # the name of a job's model ends with this many characters of the job's id
 # Maps parameters of a pipeline to parameters of a fine-tuning job.
 _PARAMS = {"prompts_file": "training_file", "held_out_file": "validation_file", "training": "turbo.hyperparameters"}
@@ -37,16 +37,18 @@ _PARAMS = {"prompts_file": "training_file", "held_out_file": "validation_file", 
 
 @audited("fine_tuning_job.create", records_itself=True)
 def fine_tuning_job_create(*, organization: Organization, request: JobInput) -> FineTuningJob:
-    """Reads both files completely before any cost arises, and starts a pipeline.
+    """Reads both files completely before any cost arises, and starts a pipeline, or the training of an adapter.
 
     Raises: ApiError: 400 for invalid files, naming the first bad line; 404 for a model or file that does not exist.
     Effects: the prompts of a file of fine-tuning rows are written to a new file of batch rows of the organization.
     """
+    if request.learns_labels:
+        return adapter_training_start(organization=organization, request=request)
     hyperparameters, turbo = request.chosen_hyperparameters(), request.chosen_turbo()
-    training_file = _given_file(organization, request.training_file, "training_file")
+    training_file = given_file(organization, request.training_file, "training_file", _PURPOSES)
     validation_file = None
     if request.validation_file is not None:
-        validation_file = _given_file(organization, request.validation_file, "validation_file")
+        validation_file = given_file(organization, request.validation_file, "validation_file", _PURPOSES)
     identity = fine_tuning_job_id()
     try:
         with delete_stored_on_error():
@@ -96,8 +98,13 @@ def _training(hyperparameters: Hyperparameters, turbo: TurboInput, seed: int) ->
 
 @audited("fine_tuning_job.cancel")
 def fine_tuning_job_cancel(*, job: FineTuningJob) -> None:
-    """Cancels the job's pipeline. Raises: ApiError: 400, the job has ended."""
-    pipeline_cancel(pipeline=job.pipeline)
+    """Cancels the job's work. Raises: ApiError: 400, the job has ended."""
+    if job.pipeline is not None:
+        pipeline_cancel(pipeline=job.pipeline)
+    elif job.job is not None and not job_cancel(job=job.job):
+        current, status = _unended(job)
+        if current is None:  # otherwise, it is being cancelled already
+            raise _wrong_status("cancel", status)
 
 
 @audited("fine_tuning_job.pause")
@@ -106,11 +113,14 @@ def fine_tuning_job_pause(*, job: FineTuningJob) -> None:
 
     Raises: ApiError: 400, the job has ended, or its endpoint is starting; 409, its current stage is about to end.
     """
-    pipeline = pipeline_advance(pipeline=job.pipeline)  # the recorded stage may already have ended
-    current_job = stage_job(pipeline)
-    if current_job is None:
-        raise _wrong_status("pause", pipeline)
-    if not job_pause_on_request(job=current_job, why=PAUSE_REASON):
+    if job.pipeline is not None:
+        pipeline = pipeline_advance(pipeline=job.pipeline)  # the recorded stage may already have ended
+        current, status = stage_job(pipeline), pipeline.status
+    else:
+        current, status = _unended(job)
+    if current is None:
+        raise _wrong_status("pause", status)
+    if not job_pause_on_request(job=current, why=PAUSE_REASON):
         message = "The job's current stage is about to end, or the job is being cancelled. Try again."
         raise ApiError(409, message, "stage_ending", headers={"Retry-After": "1"})
 
@@ -122,22 +132,32 @@ def fine_tuning_job_resume(*, job: FineTuningJob) -> bool:
     Returns: False if the job is not paused.
     Raises: ApiError: 400, the job has ended; 429, a spend cap has paused it.
     """
-    pipeline = pipeline_fresh(job.pipeline)
-    if pipeline.status not in ACTIVE:
-        raise _wrong_status("resume", pipeline)
-    current_job = stage_job(pipeline)
-    if current_job is None or current_job.paused is None:
+    pipeline = None if job.pipeline is None else pipeline_fresh(job.pipeline)
+    if pipeline is not None:
+        is_active, current, status = pipeline.status in ACTIVE, stage_job(pipeline), pipeline.status
+    else:
+        current, status = _unended(job)
+        is_active = current is not None
+    if not is_active:
+        raise _wrong_status("resume", status)
+    if current is None or current.paused is None:
         return False
-    if current_job.paused["code"] != PAUSED_ON_REQUEST:
-        message = f"{current_job.paused['message']} The job continues when the cap is raised or removed."
-        raise over_limit(message, current_job.paused["code"])
-    if pipeline.batch is not None and current_job.kind == Job.Kind.BATCH:
+    if current.paused["code"] != PAUSED_ON_REQUEST:
+        message = f"{current.paused['message']} The job continues when the cap is raised or removed."
+        raise over_limit(message, current.paused["code"])
+    if pipeline is not None and pipeline.batch is not None and current.kind == Job.Kind.BATCH:
         batch_window_restart(batch=pipeline.batch)
-    return job_resume(job=current_job, code=PAUSED_ON_REQUEST)
+    return job_resume(job=current, code=PAUSED_ON_REQUEST)
 
 
-def _wrong_status(action: str, pipeline: Pipeline) -> ApiError:
-    message = f"Cannot {action} a fine-tuning job whose state is '{pipeline.status}'."
+def _unended(job: FineTuningJob) -> tuple[Job | None, str]:
+    """Returns the training job of an adapter, or None if it has ended; and its status."""
+    current = Job.objects.get(pk=job.job_id)
+    return (current if current.status in UNFINISHED else None), current.status
+
+
+def _wrong_status(action: str, status: str) -> ApiError:
+    message = f"Cannot {action} a fine-tuning job whose state is '{status}'."
     return ApiError(400, message, "invalid_fine_tuning_job_status")
 
 
@@ -145,14 +165,6 @@ def model_name(model: str, suffix: str | None, identity: str) -> str:
     """`ft-<model>-<suffix>-<8 characters>`: name of the speculator and its endpoint. The last part makes it unique."""
     stem = "-".join(part for part in ("ft", re.sub(r"[^A-Za-z0-9._-]+", "-", model), suffix) if part)
     return f"{stem[: MAX_NAME - _NUM_ID_CHARACTERS - 1]}-{identity[-_NUM_ID_CHARACTERS:]}"
-
-
-def _given_file(organization: Organization, file_id: str, param: str) -> File:
-    file = file_get(organization, file_id, param=param)
-    if file.purpose not in (File.Purpose.FINE_TUNE, File.Purpose.BATCH):
-        message = f"{param} must name a file with purpose 'fine-tune' or 'batch', got purpose {file.purpose!r}"
-        raise ApiError(400, message, "invalid_value", param)
-    return file
 
 
 def _as_prompts(file: File, param: str) -> File:

@@ -2,6 +2,7 @@ from django.urls import path
 
 from control.workflows.fine_tuning.views import (
     FineTuningCancelView,
+    FineTuningCheckpointAdapterView,
     FineTuningCheckpointsView,
     FineTuningEventsView,
     FineTuningJobsView,
@@ -18,4 +19,8 @@ urlpatterns = [
     path("fine_tuning/jobs/<str:job_id>/resume", FineTuningResumeView.as_view()),
     path("fine_tuning/jobs/<str:job_id>/events", FineTuningEventsView.as_view()),
     path("fine_tuning/jobs/<str:job_id>/checkpoints", FineTuningCheckpointsView.as_view()),
+    path(
+        "fine_tuning/jobs/<str:job_id>/checkpoints/<str:checkpoint_id>/adapter",
+        FineTuningCheckpointAdapterView.as_view(),
+    ),
 ]

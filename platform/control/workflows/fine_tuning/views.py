@@ -9,16 +9,20 @@ from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate, paginate_list
 from control.core.api.schemas import Page
 from control.data.files.upload_view import nested
+from control.models.adapters.schemas import AdapterObject
 from control.tenants.authentication.views import OrganizationView
-from control.workflows.fine_tuning.schemas import (
+from control.workflows.fine_tuning.adapters import checkpoint_adapter_create
+from control.workflows.fine_tuning.history import (
+    CheckpointAdapterInput,
     FineTuningCheckpointObject,
     FineTuningEventObject,
-    FineTuningJobObject,
-    JobInput,
 )
+from control.workflows.fine_tuning.schemas import FineTuningJobObject, JobInput
 from control.workflows.fine_tuning.selectors import (
     CHECKPOINT,
     LISTED_JOB_EVENTS,
+    LISTED_WITHOUT_PIPELINE,
+    checkpoint_get,
     fine_tuning_job_get,
     fine_tuning_jobs_list,
     job_events_list,
@@ -96,8 +100,9 @@ class FineTuningEventsView(OrganizationView):
     )
     def get(self, request: Request, job_id: str) -> Response:
         job = fine_tuning_job_get(self.organization, job_id)
-        transitions = PipelineEvent.objects.filter(pipeline=job.pipeline).order_by("-pk")
-        job_events = job_events_list(job, *LISTED_JOB_EVENTS)
+        types = LISTED_WITHOUT_PIPELINE if job.pipeline is None else LISTED_JOB_EVENTS
+        transitions = PipelineEvent.objects.filter(pipeline=job.pipeline_id).order_by("-pk")
+        job_events = job_events_list(job, *types)
         return paginate_list(FineTuningEventObject.all_of(job, list(transitions), list(job_events)), request)
 
 
@@ -115,3 +120,20 @@ class FineTuningCheckpointsView(OrganizationView):
         return paginate_list(
             [FineTuningCheckpointObject.of(job, event) for event in job_events_list(job, CHECKPOINT)], request
         )
+
+
+class FineTuningCheckpointAdapterView(OrganizationView):
+    scope = "fine_tuning"
+
+    @operation(
+        "fine_tuning.jobs.checkpoints.adapter",
+        summary="Create an adapter from a checkpoint",
+        request=CheckpointAdapterInput,
+        response=AdapterObject,
+        status=201,
+    )
+    def post(self, request: Request, job_id: str, checkpoint_id: str, body: CheckpointAdapterInput) -> AdapterObject:
+        """Only for jobs that train an adapter: a checkpoint of a speculator's training cannot be served."""
+        job = fine_tuning_job_get(self.organization, job_id)
+        checkpoint = checkpoint_get(job, checkpoint_id)
+        return AdapterObject.of(checkpoint_adapter_create(job=job, checkpoint=checkpoint, name=body.name))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from control.data.files.models import File
@@ -38,3 +39,12 @@ def make_adapter_files(
             organization, weights_of(shapes), filename="adapter_model.safetensors", purpose=File.Purpose.USER_DATA
         ),
     )
+
+
+def write_adapter(folder: Path, *, rank: int = 2) -> Path:
+    """Writes a folder with peft's two files. Adapters of different ranks have different bytes."""
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, "r": rank}))
+    shapes = {tensor_name("A"): [rank, 8], tensor_name("B"): [8, rank]}
+    (folder / "adapter_model.safetensors").write_bytes(weights_of(shapes))
+    return folder

@@ -15,7 +15,7 @@ from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import deployment_by_name
 from control.serving.deployments.supervisor import Supervisor
 from control.tenants.accounts.models import Organization
-from tests.control.factories import make_base_model
+from tests.control.factories import make_base_model, make_organization
 from tests.control.models.adapters.support import make_adapter_files
 from tests.control.serving.deployments.support import State, make_served_model, tick_until_state
 from tests.control.serving.deployments.test_supervisor import send_request
@@ -112,3 +112,42 @@ def test_an_engine_is_started_with_the_adapters_of_its_deployment(
     name, _, folder = adapter_option.partition("=")
     assert name == "support:tone"
     assert sorted(path.name for path in Path(folder).iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_requests_name_a_fine_tuned_adapter_without_its_deployment(
+    client: Client, organization: Organization, supervisor: Supervisor, tmp_path: Path
+) -> None:
+    model = make_served_model(tmp_path / "model", organization=organization)
+    tuned = register(client, organization, model=model.name)
+    name = f"ft:{model.name}:mine:abcdefgh"
+    Adapter.objects.update(name=name)
+    with pytest.raises(Exception, match=f"No deployment serves '{name}'. Add the adapter {tuned['id']}"):
+        deployment_by_name(organization, name)
+    stopped, body = (deploy(client, name=each, model=model.name, adapters=[tuned["id"]]) for each in ("a", "b"))
+    Deployment.objects.filter(pk=stopped["id"]).update(state=State.STOPPED)
+    deployment = Deployment.objects.get(pk=body["id"])
+
+    tick_until_state(supervisor, deployment, State.READY)
+
+    assert body["adapters"][0]["model"] == name
+    (option,) = send_request(deployment).json()["options"]["adapter"]
+    assert option.rpartition("=")[0] == name
+    assert deployment_by_name(organization, name) == deployment  # and not the older one, which has stopped
+    models = client.get("/v1/models").json()["data"]
+    assert [model["id"] for model in models].count(name) == 1
+    assert client.get(f"/v1/models/{name}").json()["id"] == name
+    with pytest.raises(Exception, match="does not exist"):
+        deployment_by_name(make_organization(), name)
+    with pytest.raises(Exception, match="does not exist"):
+        deployment_by_name(organization, name + "x")
+
+
+def test_a_deployment_may_be_named_like_the_prefix_of_fine_tuned_adapters(
+    client: Client, organization: Organization
+) -> None:
+    make_base_model("m")
+    tone = register(client, organization)
+
+    body = deploy(client, name="ft", adapters=[tone["id"]])
+
+    assert deployment_by_name(organization, "ft:tone").pk == body["id"]

@@ -307,7 +307,7 @@ def _command(
     words = [word for pair in arguments.items() for word in pair]
     for adapter in deployment.adapters.all():
         folder = copy_folder(config, adapter.pk)
-        words += ["--adapter", f"{deployment.served_name}:{adapter.name}={folder}"]
+        words += ["--adapter", f"{adapter.model_name(deployment.served_name)}={folder}"]
     return [*program, *words]
 
 

@@ -35,8 +35,11 @@ def repeated_request(body: bytes, answer: bytes) -> bytes:
 
 
 def are_equal(first: bytes, second: bytes) -> bool:
-    """Raises: NotComparable: an answer has no choices."""
-    return _outcome(first) == _outcome(second)
+    """Raises: NotComparable: an answer has no choices, ended with an error, or has another form than the engine's."""
+    try:
+        return _outcome(first) == _outcome(second)
+    except (TypeError, AttributeError) as error:
+        raise NotComparable("unknown form") from error
 
 
 def tokens_in(answer: bytes) -> Tokens:
@@ -66,7 +69,7 @@ def _without_deltas(choices: list[Any]) -> list[Any]:
 
 def _join(into: dict[str, Any], name: str, value: Any) -> None:
     """Appends texts and lists to those before them. Members of lists with an index are joined by their index."""
-    if name in _NOT_COMPARED or value is None:
+    if name in _NOT_COMPARED or value is None or value == []:
         return
     if isinstance(value, str):
         into[name] = into.get(name, "") + value

@@ -135,7 +135,8 @@ def _try(rollout: Rollout) -> None:
     if _abort_if_obsolete(rollout):
         return
     assert rollout.started_at is not None
-    evidence_start(rollout, Side.CANDIDATE, Side.STABLE)  # the previous release may have begun the trial
+    if rollout.trial is None:
+        evidence_start(rollout, Side.CANDIDATE, Side.STABLE)  # the previous release may have begun the trial
     evidence, terms = evidence_of(rollout), terms_of(rollout)
     candidate, stable = evidence[Side.CANDIDATE], evidence[Side.STABLE]
     # A speculator that contains an adapter changes answers, and the customer has allowed that.

@@ -473,6 +473,7 @@ def test_a_trial_that_the_previous_release_has_begun_is_decided(
 ) -> None:
     made, _ = start_canary(client, deployment, new_speculator)
     RolloutEvidence.objects.all().delete()
+    assert Rollout.objects.get().trial is None
     rollouts_reconcile()
     add_better_canary(Rollout.objects.get())
     rollouts_reconcile()

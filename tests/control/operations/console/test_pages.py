@@ -205,15 +205,12 @@ def test_the_page_of_a_rollout_shows_its_figures_and_its_cancellation(
 def test_the_page_of_a_rollout_shows_the_gates_and_the_evidence(operator: Client, organization: Organization) -> None:
     rollout = World(organization).rollout
     stable, candidate = (Evidence(num_requests=number, num_different=1) for number in (4321, 1234))
-    gates = gates_of(candidate, stable, terms_of(rollout), compares_answers=True)
-    facts = {
-        "candidate": candidate,
-        "stable": stable,
-        "gates": gates,
-        "decision": decide(candidate, gates, terms_of(rollout)),
-    }
+    terms = terms_of(rollout)
+    gates = gates_of(candidate, stable, terms, compares_answers=True)
     for phase in ("trial", "watch"):
-        Rollout.objects.update(**{phase: verdict_of(rollout, phase=phase, **facts)})
+        decision = decide(candidate, gates, terms)
+        verdict = verdict_of(rollout, phase=phase, candidate=candidate, stable=stable, gates=gates, decision=decision)
+        Rollout.objects.update(**{phase: verdict})
 
     shown = page(operator, change_path("rollouts_rollout", rollout.pk))
 

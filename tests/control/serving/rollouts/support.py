@@ -1,5 +1,7 @@
 """Helpers for tests of rollouts: evidence, as gateways would add it."""
 
+from dataclasses import replace
+
 from control.serving.rollouts.evidence import Observation, Side, evidence_add
 from control.serving.rollouts.models import Rollout
 
@@ -16,13 +18,11 @@ def add_evidence(
     first_seconds: float | None = None,
 ) -> None:
     """Adds requests that all have the same acceptance length."""
-    common = {"organization_id": rollout.organization_id, "rollout_id": rollout.pk, "side": side}
-    complete = Observation(
-        **common, ended="complete", passes_per_token=1.0 / acceptance_length, first_seconds=first_seconds
-    )
-    observations = [complete] * num_requests + [Observation(**common, ended="failed")] * num_failed
-    observations += [Observation(**common, compared="equal")] * num_equal
-    observations += [Observation(**common, compared="different", request_id="req_1")] * num_different
+    request = Observation(organization_id=rollout.organization_id, rollout_id=rollout.pk, side=side)
+    complete = replace(request, ended="complete", passes_per_token=1.0 / acceptance_length, first_seconds=first_seconds)
+    observations = [complete] * num_requests + [replace(request, ended="failed")] * num_failed
+    observations += [replace(request, compared="equal")] * num_equal
+    observations += [replace(request, compared="different", request_id="req_1")] * num_different
     evidence_add(observations)
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any, Literal
 
 import pytest
 
@@ -16,7 +17,9 @@ NUM_STREAMS = 200
 CHECKS = [*range(5, 100, 5), *range(100, 1000, 50), *range(1000, 3001, 200)]  # numbers of requests
 
 
-def evidence(num_requests: int = 1000, *, length: float = 2.0, num_failed: int = 0, **values: int) -> Evidence:
+def evidence(
+    num_requests: int = 1000, *, length: float = 2.0, num_failed: int = 0, num_equal: int = 0, num_different: int = 0
+) -> Evidence:
     """All requests have the same acceptance length."""
     passes = Sums()
     for _ in range(num_requests):
@@ -25,7 +28,8 @@ def evidence(num_requests: int = 1000, *, length: float = 2.0, num_failed: int =
         num_requests=num_requests,
         num_failed=num_failed,
         passes=passes,
-        **values,
+        num_equal=num_equal,
+        num_different=num_different,
     )
 
 
@@ -87,10 +91,9 @@ def test_any_different_answer_rolls_back(num_equal: int, num_different: int, exp
     ],
 )
 def test_the_end_of_an_undecided_rollout_follows_its_rule(
-    on_undecided: str, num_requests: int, num_equal: int, expected: str
+    on_undecided: Literal["promote", "roll_back"], num_requests: int, num_equal: int, expected: str
 ) -> None:
-    rule = "promote" if on_undecided == "promote" else "roll_back"
-    terms = Terms(min_requests=20, max_acceptance_drop=0.05, max_error_rate=0.01, on_undecided=rule)
+    terms = Terms(min_requests=20, max_acceptance_drop=0.05, max_error_rate=0.01, on_undecided=on_undecided)
     candidate = evidence(num_requests, num_equal=num_equal)
     gates = gates_of(candidate, evidence(60), terms, compares_answers=True)
 
@@ -134,7 +137,7 @@ def test_without_a_difference_gates_fail_at_any_time_in_at_most_alpha_of_the_rol
         first_token_seconds=0.5,
         max_slow_increase=0.0,
     )
-    same = {"passes": (0.35, 0.65), "error_rate": 0.05, "slow": 0.1}
+    same: dict[str, Any] = {"passes": (0.35, 0.65), "error_rate": 0.05, "slow": 0.1}
 
     num_failed = sum(
         ever(seed, terms, Stream(f"c{seed}", **same), Stream(f"s{seed}", **same), lambda gate: gate.outcome == "failed")
@@ -147,7 +150,7 @@ def test_without_a_difference_gates_fail_at_any_time_in_at_most_alpha_of_the_rol
 @pytest.mark.parametrize("alpha", [0.05, 0.2])
 def test_a_speculator_that_is_not_better_passes_at_any_time_in_at_most_alpha_of_the_rollouts(alpha: float) -> None:
     terms = Terms(min_requests=1, max_acceptance_drop=0.0, max_error_rate=1.0, alpha=alpha)
-    same = {"passes": (0.35, 0.65), "error_rate": 0.0, "slow": 0.0}
+    same: dict[str, Any] = {"passes": (0.35, 0.65), "error_rate": 0.0, "slow": 0.0}
 
     num_passed = sum(
         ever(
@@ -172,9 +175,9 @@ def test_a_speculator_that_is_not_better_passes_at_any_time_in_at_most_alpha_of_
         ({"slow": 0.25}, "first_token", "failed"),
     ],
 )
-def test_a_real_difference_is_found(candidate: dict[str, object], gate: str, outcome: str) -> None:
+def test_a_real_difference_is_found(candidate: dict[str, Any], gate: str, outcome: str) -> None:
     terms = Terms(min_requests=20, max_acceptance_drop=0.05, max_error_rate=0.01, first_token_seconds=0.5)
-    usual = {"passes": (0.35, 0.65), "error_rate": 0.005, "slow": 0.1}
+    usual: dict[str, Any] = {"passes": (0.35, 0.65), "error_rate": 0.005, "slow": 0.1}
 
     num_found = sum(
         ever(

@@ -33,7 +33,12 @@ class Migration(migrations.Migration):
                 ('num_not_comparable', models.PositiveBigIntegerField(default=0)),
                 ('num_dropped', models.PositiveBigIntegerField(default=0)),
                 ('different_request', models.CharField(blank=True, default='', help_text='Id of the first request whose answers differed.', max_length=200)),
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.organization')),
+                ('rollout', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='evidence', to='rollouts.rollout')),
             ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('rollout', 'side'), name='rollout_evidence_per_side')],
+            },
         ),
         migrations.RemoveConstraint(
             model_name='rollout',
@@ -112,19 +117,5 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='rollout',
             constraint=models.UniqueConstraint(condition=models.Q(('status__in', ('starting', 'canary', 'promoting', 'watching'))), fields=('deployment',), name='rollout_one_active'),
-        ),
-        migrations.AddField(
-            model_name='rolloutevidence',
-            name='organization',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.organization'),
-        ),
-        migrations.AddField(
-            model_name='rolloutevidence',
-            name='rollout',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='evidence', to='rollouts.rollout'),
-        ),
-        migrations.AddConstraint(
-            model_name='rolloutevidence',
-            constraint=models.UniqueConstraint(fields=('rollout', 'side'), name='rollout_evidence_per_side'),
         ),
     ]

@@ -30,6 +30,7 @@ class Measured:
     path: str
     keeps_answer: bool = False  # whether the answer is kept, to be compared with another
     kept: list[bytes] | None = field(default_factory=list)  # the answer; None: it is too long
+    _is_stream: bool = False
     _num_kept: int = 0
     _tail: bytes = b""
     _first_at: float | None = None
@@ -43,7 +44,7 @@ class Measured:
         if isinstance(answer.body, bytes):
             self._add(answer.body)
             return answer
-        self._first_seconds = answer.waited_seconds
+        self._is_stream, self._first_seconds = True, answer.waited_seconds
         return replace(answer, body=self._watched(answer.body))
 
     def failed(self) -> Observation:
@@ -69,12 +70,12 @@ class Measured:
     @property
     def is_answered(self) -> bool:
         """Whether the engine has given a complete answer."""
-        is_whole = self._first_at is None or (is_ended(self._tail, self.path) and not self._is_failed_stream)
+        is_whole = not self._is_stream or (is_ended(self._tail, self.path) and not self._is_failed_stream)
         return self._status == 200 and is_whole
 
     @property
     def _is_failed_stream(self) -> bool:
-        return self._first_at is not None and is_failed(self._tail, self.path)
+        return self._is_stream and is_failed(self._tail, self.path)
 
     def _observation(
         self, ended: Outcome, tokens: Tokens | None = None, *, first: float | None = None, inter: float | None = None

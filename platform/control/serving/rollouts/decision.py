@@ -170,7 +170,7 @@ def _acceptance(candidate: Evidence, stable: Evidence, terms: Terms, alpha: floa
     elif new.low * tolerated > current.high:
         outcome = "failed"
     lengths = [_length(candidate), _length(stable), f"{terms.max_acceptance_drop:.1%}"]
-    message = "The candidate's acceptance length is {}, the current speculator's is {}; it may be {} shorter."
+    message = "The candidate's acceptance length is {}, the current speculator's is {}. At most {} less is accepted."
     return Gate(
         name="acceptance",
         outcome=outcome,
@@ -190,7 +190,7 @@ def _errors(candidate: Evidence, stable: Evidence, terms: Terms, alpha: float) -
     upper = current.high if stable.num_requests + stable.num_failed else 0.0
     message = (
         f"{candidate.error_rate:.1%} of the candidate's requests and {stable.error_rate:.1%} of the deployment's "
-        f"failed; {terms.max_error_rate:.1%} may fail, or as many as of the deployment's."
+        f"failed. The larger of {terms.max_error_rate:.1%} and the deployment's share is the limit."
     )
     return Gate(
         name="errors",
@@ -206,14 +206,14 @@ def _errors(candidate: Evidence, stable: Evidence, terms: Terms, alpha: float) -
 def _slow(name: str, threshold: float, candidate: Count, stable: Count, terms: Terms, alpha: float) -> Gate:
     new, current = (bernoulli_interval(each.num_true, each.num, alpha) for each in (candidate, stable))
     tolerated = terms.max_slow_increase
-    what = {"first_token": "a first token", "inter_token": "a mean time between tokens"}[name]
-    shares = " and ".join(f"{each.num_true} of {each.num}" for each in (candidate, stable))
+    what = {"first_token": "First token", "inter_token": "Mean time between tokens"}[name]
+    slow_new, slow_current = (f"{each.num_true} of {each.num}" for each in (candidate, stable))
     return Gate(
         name=name,
         outcome=_share_outcome(new, low=current.low + tolerated, high=current.high + tolerated),
         is_required=False,
         code=f"slow_{name}",
-        message=f"{shares} timed requests of the candidate and the deployment had {what} over {threshold:g} s.",
+        message=f"{what} over {threshold:g} s: {slow_new} streams of the candidate, {slow_current} of the deployment.",
         candidate=new,
         stable=current,
     )

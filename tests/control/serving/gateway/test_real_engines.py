@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -142,8 +143,15 @@ def test_a_real_engine_with_a_speculator_gives_equal_answers_to_copies_and_is_pr
     folder = Path(real_deployment.base_model.path)
     get_storage().put_folder("speculators/one", write_speculator("medusa", tmp_path / "heads", folder))
     speculator = make_speculator(real_deployment.base_model, caller)
-    limits = {"share_percent": 50, "min_requests": 8, "max_acceptance_drop": 1.0, "max_error_rate": 0.0}
-    rollout = api.rollouts.create(real_deployment.pk, speculator_id=speculator.pk, mode="shadow", **limits)
+    rollout = api.rollouts.create(
+        real_deployment.pk,
+        speculator_id=speculator.pk,
+        mode="shadow",
+        share_percent=50,
+        min_requests=8,
+        max_acceptance_drop=1.0,
+        max_error_rate=0.0,
+    )
     num_sent = 0
     deadline = time.monotonic() + 240
 
@@ -153,7 +161,7 @@ def test_a_real_engine_with_a_speculator_gives_equal_answers_to_copies_and_is_pr
         rollouts_reconcile()
         if rollout.status == "canary":
             messages = [{"role": "user", "content": CONTENTS[num_sent % len(CONTENTS)]}]
-            sampling = {"max_tokens": MAX_TOKENS, "temperature": float(num_sent % 2)}
+            sampling: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": float(num_sent % 2)}
             if num_sent % 4 < 2:
                 api.chat.create(model="fast", messages=messages, **sampling)
             else:

@@ -1,4 +1,5 @@
-"""Offline verification of certificates, which state whether answers with and without a speculator are equal.
+"""Offline verification of certificates, which state whether answers with and without a speculator are equal, or why a
+rollout ended as it did.
 
     certificate = json.loads(Path("certificate.json").read_text())
     statement = verify(certificate, Path("slipstream.pem").read_text())
@@ -20,27 +21,29 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from slipstream.errors import CertificateError
 
 FORMAT = "slipstream.equality/1"
+ROLLOUT_FORMAT = "slipstream.rollout/1"  # of the certificates in a rollout's `trial` and `watch`
 EQUAL = "equal"
 
 
-def verify(certificate: Mapping[str, Any], public_key: str | bytes) -> dict[str, Any]:
+def verify(certificate: Mapping[str, Any], public_key: str | bytes, *, kind: str = FORMAT) -> dict[str, Any]:
     """Return the signed statement. Also check its `result`, because a valid certificate may say that answers differ.
 
     Args:
         public_key: PEM.
+        kind: the expected format.
 
     Raises: CertificateError: the certificate is not signed with this key, was modified, or has another format.
     """
     key = _key(public_key)
     try:
         signed = {name: value for name, value in certificate.items() if name != "signature"}
-        statement, kind = signed["statement"], signed["format"]
+        statement, found = signed["statement"], signed["format"]
         algorithm, key_id = certificate["signature"]["algorithm"], certificate["signature"]["key_id"]
         signature = base64.b64decode(certificate["signature"]["value"], validate=True)
     except (KeyError, TypeError, ValueError) as error:
         raise CertificateError(f"this is not a certificate: {error!r}") from error
-    if kind != FORMAT or algorithm != "ed25519" or not isinstance(statement, dict):
-        raise CertificateError(f"expected {FORMAT!r} signed with ed25519, got {kind!r} with {algorithm!r}")
+    if found != kind or algorithm != "ed25519" or not isinstance(statement, dict):
+        raise CertificateError(f"expected {kind!r} signed with ed25519, got {found!r} with {algorithm!r}")
     if key_id != _key_id(key):
         raise CertificateError(f"the certificate was signed with key {key_id}, not with {_key_id(key)}")
     try:

@@ -1,4 +1,5 @@
-"""Rollouts: a deployment tries another speculator on a share of its requests, and then keeps or removes it."""
+"""Rollouts: a deployment tries another speculator on a share of its requests, or on copies of them, and then keeps or
+removes it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,12 +17,16 @@ class Rollout(Record):
     deployment_id: str
     speculator_id: str
     previous_speculator_id: str | None = None
-    status: str  # starting, canary, promoting, promoted, rolled_back
+    status: str  # starting, canary, promoting, watching, promoted, rolled_back
+    mode: str = "canary"  # or shadow
     share_percent: int
     reason: Mapping[str, Any] | None = None  # why it was promoted or rolled back; keys: code, message
     figures: Mapping[str, Any] | None = None  # the measurements behind the decision; keys: canary, stable
+    trial: Mapping[str, Any] | None = None  # keys: rules, gates, evidence, verdict, certificate
+    watch: Mapping[str, Any] | None = None  # the same of the time after the promotion
     created_at: int
     started_at: int | None = None
+    watched_at: int | None = None
     finished_at: int | None = None
 
     @property
@@ -36,27 +41,52 @@ class Rollouts(Resource[D]):
         deployment_id: str,
         *,
         speculator_id: str,
+        mode: str | None = None,
         share_percent: int | None = None,
         min_requests: int | None = None,
         max_acceptance_drop: float | None = None,
         max_error_rate: float | None = None,
+        alpha: float | None = None,
+        first_token_seconds: float | None = None,
+        inter_token_seconds: float | None = None,
+        max_slow_increase: float | None = None,
         max_seconds: int | None = None,
+        max_requests: int | None = None,
+        on_undecided: str | None = None,
+        watch_seconds: int | None = None,
         allow_output_change: bool | None = None,
     ) -> Steps[Rollout]:
         """Start a rollout of another speculator.
 
         Args:
+            mode: `canary`: the new speculator answers a share of the requests. `shadow`: it answers copies of them, and
+                its answers are compared with those that the callers got.
             share_percent: percentage of the requests that the new speculator gets, 1 to 50.
             max_acceptance_drop: tolerated decrease of the acceptance length, 0 to 1, relative to the current
                 speculator's acceptance length.
+            alpha: the largest probability that the evidence is ever misread.
+            first_token_seconds: a later first token of a stream is slow; None: not compared.
+            inter_token_seconds: a longer mean time between the tokens of a stream is slow; None: not compared.
+            max_slow_increase: tolerated increase of the share of slow requests.
+            on_undecided: `roll_back` or `promote`: what happens after `max_seconds` or `max_requests` if nothing has
+                been decided.
+            watch_seconds: how long the promoted speculator is compared with the evidence of the previous one.
         """
         body = {
             "speculator_id": speculator_id,
+            "mode": mode,
             "share_percent": share_percent,
             "min_requests": min_requests,
             "max_acceptance_drop": max_acceptance_drop,
             "max_error_rate": max_error_rate,
+            "alpha": alpha,
+            "first_token_seconds": first_token_seconds,
+            "inter_token_seconds": inter_token_seconds,
+            "max_slow_increase": max_slow_increase,
             "max_seconds": max_seconds,
+            "max_requests": max_requests,
+            "on_undecided": on_undecided,
+            "watch_seconds": watch_seconds,
             "allow_output_change": allow_output_change,
         }
         return self.http.post(Rollout, path_of("deployments", deployment_id, "rollouts"), body)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from control.workflows.evaluations.certificates import certificate_of, public_key_body
+from control.core.certificates import certificate_of, public_key_body
 from slipstream import EvaluationFailed
 from tests.control.workflows.evaluations.evidence import make_evidence
 from tests.sdk.api import ScriptedApi, file_json, ok, page

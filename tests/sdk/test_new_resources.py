@@ -145,9 +145,10 @@ def test_a_rollout_is_started_retrieved_and_cancelled(
     Deployment.objects.update(state=Deployment.State.READY)
     speculator = make_speculator(base_model, organization)
 
-    rollout = client.rollouts.create(deployment.id, speculator_id=speculator.pk, share_percent=25)
+    rollout = client.rollouts.create(deployment.id, speculator_id=speculator.pk, share_percent=25, mode="shadow")
 
     assert (rollout.status, rollout.share_percent, rollout.is_final) == ("starting", 25, False)
+    assert (rollout.mode, rollout.trial, rollout.watch) == ("shadow", None, None)
     assert [listed.id for listed in client.rollouts.list(deployment.id)] == [rollout.id]
     assert client.rollouts.cancel(deployment.id, rollout.id).reason == {
         "code": "cancelled", "message": "It was cancelled.",

@@ -59,13 +59,22 @@ def create_rollout(
     speculator_id: str,
     share: Annotated[int | None, typer.Option(help="Percent of the requests, 1 to 50.")] = None,
     min_requests: int | None = None,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Answer copies of requests, and compare the answers.")
+    ] = False,
+    watch_seconds: Annotated[int | None, typer.Option(help="How long to watch the promoted speculator.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the rollout is promoted or rolled back.")] = False,
 ) -> None:
     """Try another speculator on a share of the requests; the measurements decide whether it is kept."""
     cli = context_of(context)
     with cli.client() as client:
         rollout = client.rollouts.create(
-            deployment_id, speculator_id=speculator_id, share_percent=share, min_requests=min_requests
+            deployment_id,
+            speculator_id=speculator_id,
+            mode="shadow" if shadow else None,
+            share_percent=share,
+            min_requests=min_requests,
+            watch_seconds=watch_seconds,
         )
         cli.output.one(client.rollouts.wait(deployment_id, rollout.id) if wait else rollout)
 

@@ -18,7 +18,7 @@ _TONES = {
     "success": ("succeeded", "completed", "ready", "live"),
     "info": (
         *("running", "in_progress", "finalizing", "validating", "provisioning", "training"),
-        *("distilling", "evaluating", "gating", "deploying", "checking", "starting", "canary", "promoting"),
+        *("distilling", "evaluating", "gating", "deploying", "checking", "starting", "canary", "promoting", "watching"),
     ),
     "danger": ("failed", "expired", "refused", "rolled_back"),
     "warning": ("paused", "degraded", "cancelling", "stopping", "rejected"),

@@ -26,6 +26,7 @@ from control.core.database_threads import DatabaseThreads
 from control.serving.deployments.models import Deployment
 from control.serving.gateway.capturing import Captures, to_capture
 from control.serving.gateway.ended import Ended
+from control.serving.rollouts.evidence import evidence_add
 from control.tenants.authentication.caller import Caller
 from control.tenants.row_security.scope import as_tenant
 
@@ -86,6 +87,7 @@ class Accounts:
             self._ended += remaining
             recorded = [one for one in ended if not any(one is other for other in remaining)]
             self._captures.add(await self._threads.run(to_capture, recorded))
+            await self._threads.run(observe, recorded)
 
     async def _renew(self) -> None:
         if self._reservations and time.monotonic() - self._renewed_at >= RENEW_SECONDS:
@@ -105,6 +107,11 @@ def write(ended: Iterable[Ended]) -> list[Ended]:
         if not _write_group(organization_id, requests):
             remaining += requests
     return remaining
+
+
+def observe(ended: Iterable[Ended]) -> None:
+    """Adds what was measured of the requests to the evidence of rollouts."""
+    evidence_add([one.observation for one in ended if one.observation is not None])
 
 
 def _write_group(organization_id: str, ended: Sequence[Ended]) -> bool:

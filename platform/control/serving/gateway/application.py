@@ -20,6 +20,7 @@ from control.serving.gateway.large_bodies import BodyReader
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Routes
 from control.serving.gateway.serving import error_response, serve
+from control.serving.gateway.shadowing import Shadows
 from control.tenants.async_requests.handler import UnreadHandler, UnreadRequest
 from control.tenants.authentication.caller import Caller
 
@@ -47,6 +48,7 @@ class Gateway:
         if self._requests:
             await asyncio.wait(self._requests, timeout=CLOSE_SECONDS)
         if self._state is not None:
+            await self._state.shadows.close()
             await self._state.accounts.close()
             await self._state.bodies.close()
         self._state = None
@@ -64,6 +66,7 @@ class _State:
         self.open_requests = OpenRequests()
         self.accounts = Accounts(threads)
         self.bodies = BodyReader()
+        self.shadows = Shadows(threads)
 
 
 class _Backend:
@@ -71,7 +74,7 @@ class _Backend:
 
     def __init__(self, state: _State, request: UnreadRequest) -> None:
         self._state, self._request = state, request
-        self.routes, self.open_requests = state.routes, state.open_requests
+        self.routes, self.open_requests, self.shadows = state.routes, state.open_requests, state.shadows
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return await self._state.threads.run(function, *args, **kwargs)

@@ -4,6 +4,7 @@ import datetime as dt
 from dataclasses import dataclass
 
 from control.billing.usage.services import Tokens
+from control.serving.rollouts.evidence import Observation
 from control.tenants.authentication.caller import Caller
 
 
@@ -19,3 +20,4 @@ class Ended:
     base_model_id: str = ""
     endpoint: str = ""
     body: bytes | None = None  # None: too long to be captured
+    observation: Observation | None = None  # for a rollout; None: nothing is measured

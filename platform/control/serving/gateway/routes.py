@@ -23,6 +23,9 @@ from control.serving.deployments.selectors import canary_of, deployment_by_name,
 from control.serving.gateway.model_limits import model_limits
 from control.serving.gateway.upstream import Target, wake
 from control.serving.gateway.waking import Waking
+from control.serving.rollouts.evidence import Side
+from control.serving.rollouts.models import Rollout
+from control.serving.rollouts.selectors import rollout_measured
 from control.tenants.accounts.models import ApiKey
 from control.tenants.authentication.caller import Caller
 from control.tenants.row_security.scope import as_tenant
@@ -43,6 +46,22 @@ class Process:
     deployment_id: str  # of the named deployment, or of its canary
     target: Target
     is_asleep: bool = False  # as far as the supervisor has seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A rollout for which the gateway measures requests."""
+
+    rollout_id: str
+    side: str | None  # of the evidence that all requests belong to; None: it depends on the process
+    canary_id: str
+    shadows: tuple[Process, ...] = ()  # processes that answer copies of requests
+    shadow_percent: int = 0  # share of the requests that are copied
+
+    def side_of(self, process: Process) -> str:
+        if self.side is not None:
+            return self.side
+        return Side.CANDIDATE if process.deployment_id == self.canary_id else Side.STABLE
 
 
 class OpenByTarget(Counter[Target]):
@@ -72,6 +91,7 @@ class Route:
     context_tokens: int
     template_bytes: int  # of text that the chat template can add for each part of a chat
     remembers_answers: bool  # whether drafts may be copied from past answers
+    trial: Trial | None = None
 
     def choose(self, opening: str, open_requests: OpenByTarget, *, without: Collection[Process] = ()) -> Process | None:
         """Selects the canary for its share of the requests, and then a replica.
@@ -172,6 +192,7 @@ def route_read(key: ApiKey, model: str) -> Route:
             raise _not_ready(deployment)
         require_price(base_model_id=deployment.base_model_id, name=deployment.base_model.name)
         price = price_of(deployment.base_model_id)
+        trial = _trial(deployment)
     limits = model_limits(deployment.base_model.path, deployment.base_model.revision)
     return Route(
         named_id=deployment.pk,
@@ -185,6 +206,21 @@ def route_read(key: ApiKey, model: str) -> Route:
         context_tokens=limits.context_tokens,
         template_bytes=limits.template_bytes,
         remembers_answers=deployment.remember_answers,
+        trial=trial,
+    )
+
+
+def _trial(deployment: Deployment) -> Trial | None:
+    rollout = rollout_measured(deployment)
+    if rollout is None:
+        return None
+    is_shadow = rollout.status == Rollout.Status.CANARY and rollout.mode == Rollout.Mode.SHADOW
+    return Trial(
+        rollout_id=rollout.pk,
+        side=Side.PROMOTED if rollout.status == Rollout.Status.WATCHING else None,
+        canary_id=rollout.canary_id,
+        shadows=_processes(rollout.canary) if is_shadow else (),
+        shadow_percent=rollout.share_percent if is_shadow else 0,
     )
 
 

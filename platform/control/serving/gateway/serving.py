@@ -31,12 +31,15 @@ from control.serving.captures.services import MAX_BODY_BYTES
 from control.serving.gateway.completion_request import CompletionRequest
 from control.serving.gateway.costs import cost_bound
 from control.serving.gateway.ended import Ended
+from control.serving.gateway.measuring import Measuring
 from control.serving.gateway.meter import metered, tokens_of
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Process, Route, Routes
+from control.serving.gateway.shadowing import Shadows
 from control.serving.gateway.upstream import Answer, Asleep, Full, NotAccepted, Target, forward
 from control.serving.gateway.waking import HEADER, StillAsleep, Waking, wait_seconds
 from control.serving.gateway.wire import WIRES
+from control.serving.rollouts.evidence import Observation
 from control.tenants.accounts.models import ApiKey
 from control.tenants.accounts.scopes import INFERENCE
 from control.tenants.async_requests.authentication import authenticate
@@ -54,6 +57,7 @@ class Backend(Protocol):
 
     routes: Routes
     open_requests: OpenRequests
+    shadows: Shadows | None  # None: no copies of requests are sent
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the function in a thread that may use the database."""
@@ -118,13 +122,14 @@ async def _serve(
         captured=raw if wire.is_captured and len(raw) <= MAX_BODY_BYTES else None,
         reserved=reserved,
         span=_begin_span(completion.model, request.path),
+        measuring=_measuring(request, backend, caller, route, sent),
     )
     send = partial(
         forward,
         path=request.path,
         body=sent,
         request_id=request_id(request),
-        memory=(caller.project_id or caller.organization_id) if route.remembers_answers else None,
+        memory=_memory(caller, route),
     )
     send = partial(_send_awake, backend.routes.waking, send, limit_seconds)
     answer = await exchange.send(send, key, route, until_complete)
@@ -194,6 +199,7 @@ class _Exchange:
     captured: bytes | None  # the body, to be kept after an opt-in; None: it is too long, or no batch can answer it
     reserved: _Reserved | None  # None: no spend cap applies
     span: Span
+    measuring: Measuring
 
     async def send(
         self, send: Callable[[Target], Awaitable[Answer]], key: ApiKey, route: Route, until_complete: ExitStack
@@ -212,7 +218,7 @@ class _Exchange:
                 try:
                     with ExitStack() as counted:
                         counted.enter_context(routes.open_by_target.one_more(process.target))
-                        answer = await send(process.target)
+                        answer = self.measuring.begin(await send(process.target), process)
                         until_complete.push(counted.pop_all())
                         return answer
                 except Full as error:
@@ -233,7 +239,7 @@ class _Exchange:
         if status != 200:
             tracing.fail(self.span, str(status))
         self.span.end()
-        await self.backend.end(self._ended(None))
+        await self.backend.end(self._ended(None, observation=self.measuring.ended(Tokens())))
 
     async def end_stream(self, until_complete: ExitStack, tokens: Tokens) -> None:
         with until_complete:
@@ -248,7 +254,7 @@ class _Exchange:
         metrics.tokens.labels("endpoint", "output").inc(tokens.output)
         if self.reserved is not None:
             self.reserved.note_cost(tokens)
-        await self.backend.end(self._ended(tokens))
+        await self.backend.end(self._ended(tokens, observation=self.measuring.ended(tokens)))
 
     async def _end_failed(self, error: BaseException, process: Process) -> None:
         # The process has not failed if the caller disconnected, if the engine did not wake within the caller's limit,
@@ -256,9 +262,14 @@ class _Exchange:
         is_failure = isinstance(error, ApiError) and not isinstance(error, StillAsleep | Full)
         tracing.fail(self.span, str(error.code) if isinstance(error, ApiError) else type(error).__name__)
         self.span.end()
-        await self.backend.end(self._ended(None, failed_id=process.deployment_id if is_failure else None))
+        failed_id, observation = None, None
+        if is_failure:
+            failed_id, observation = process.deployment_id, self.measuring.failed(process)
+        await self.backend.end(self._ended(None, failed_id=failed_id, observation=observation))
 
-    def _ended(self, tokens: Tokens | None, *, failed_id: str | None = None) -> Ended:
+    def _ended(
+        self, tokens: Tokens | None, *, failed_id: str | None = None, observation: Observation | None = None
+    ) -> Ended:
         return Ended(
             caller=self.caller,
             model=self.model,
@@ -270,7 +281,25 @@ class _Exchange:
             base_model_id=self.base_model_id,
             endpoint=self.path,
             body=self.captured,
+            observation=observation,
         )
+
+
+def _measuring(request: HttpRequest, backend: Backend, caller: Caller, route: Route, sent: bytes) -> Measuring:
+    wire = WIRES[request.path]
+    return Measuring(
+        trial=None if wire.is_free or wire.is_audit else route.trial,
+        shadows=backend.shadows if wire.is_captured else None,
+        organization_id=caller.organization_id,
+        request_id=request_id(request),
+        path=request.path,
+        body=sent,
+        memory=_memory(caller, route),
+    )
+
+
+def _memory(caller: Caller, route: Route) -> str | None:
+    return (caller.project_id or caller.organization_id) if route.remembers_answers else None
 
 
 def _begin_span(model: str, path: str) -> Span:

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from time import monotonic
 from weakref import WeakKeyDictionary
 
 import httpx2
@@ -72,6 +73,7 @@ class Answer:
     content_type: str
     retry_after: str | None
     body: bytes | AsyncGenerator[bytes]  # a generator if the answer is an event stream
+    waited_seconds: float = 0.0  # until the whole answer or the first event of a stream had arrived
 
 
 async def forward(target: Target, path: str, body: bytes, *, request_id: str, memory: str | None) -> Answer:
@@ -84,7 +86,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
         ApiError: 502, the engine failed before the whole answer or the first event had arrived.
         NotAccepted: the engine did nothing for the request.
     """
-    client = _client()
+    client, begun = _client(), monotonic()
     request = client.build_request(
         "POST",
         target.address.url(path),
@@ -114,6 +116,7 @@ async def forward(target: Target, path: str, body: bytes, *, request_id: str, me
         content_type=response.headers.get("content-type", "application/json"),
         retry_after=response.headers.get("retry-after"),
         body=content,
+        waited_seconds=monotonic() - begun,
     )
 
 
@@ -179,7 +182,7 @@ async def _stream(
         pass  # reported below, like any end without the last event
     finally:
         await response.aclose()
-    if not _is_ended(last, path):
+    if not is_ended(last, path):
         error = ApiError(502, "The model's process ended before the answer was complete.", "upstream_terminated")
         yield WIRES[path].error_event(error.body()["error"])
 
@@ -194,9 +197,19 @@ async def _events(response: httpx2.Response) -> AsyncGenerator[bytes]:
             yield whole + separator
 
 
-def _is_ended(events: bytes, path: str) -> bool:
+def is_ended(events: bytes, path: str) -> bool:
+    """Whether the last of the events completes a stream, or is the error that ends it."""
+    return _last_event(events).startswith(WIRES[path].last_events)
+
+
+def is_failed(events: bytes, path: str) -> bool:
+    """Whether the last of the events is an error of the engine."""
+    return _last_event(events).startswith(WIRES[path].failed_events)
+
+
+def _last_event(events: bytes) -> bytes:
     last = events.rstrip(b"\n").rpartition(_END_OF_EVENT)[2]
-    return without_comment(last)[1].startswith(WIRES[path].last_events)
+    return without_comment(last)[1]
 
 
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx2.AsyncClient] = WeakKeyDictionary()

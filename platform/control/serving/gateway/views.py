@@ -15,7 +15,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from control.core.api.body_limit import too_large
 from control.core.settings.config import get_config
-from control.serving.gateway.accounting import write
+from control.serving.gateway.accounting import observe, write
 from control.serving.gateway.capturing import keep, to_capture
 from control.serving.gateway.completion_request import CompletionRequest
 from control.serving.gateway.ended import Ended
@@ -37,6 +37,7 @@ class _InDjango:
     def __init__(self, request: HttpRequest) -> None:
         self._request = request
         self.routes, self.open_requests = Routes(self.call), OpenRequests()
+        self.shadows = None  # there is no event loop on which copies could be sent after the answer
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return await sync_to_async(function)(*args, **kwargs)
@@ -61,4 +62,5 @@ class _InDjango:
 
 def _record(ended: Ended) -> None:
     write([ended])
+    observe([ended])
     keep(ended.caller.organization_id, to_capture([ended]))

@@ -13,6 +13,7 @@ from typing import Any
 class Wire:
     path: str
     last_events: tuple[bytes, ...] = ()  # how the last event of a complete stream begins
+    failed_events: tuple[bytes, ...] = (b'data: {"error"', b"event: error\n", b"event: response.failed\n")
     has_usage_option: bool = False  # whether streams have OpenAI's `stream_options`; if not, usage comes in comments
     is_captured: bool = False  # whether a batch can answer the same body
     is_audit: bool = False  # whether the route audits an answer

@@ -19,6 +19,8 @@ def create_from(deployment: Deployment, body: RolloutInput) -> Rollout:
         terms=body.terms(),
         max_seconds=body.max_seconds,
         allow_output_change=body.allow_output_change,
+        mode=body.mode,
+        watch_seconds=body.watch_seconds,
     )
 
 

@@ -1,22 +1,25 @@
 """Services that write rollouts. `rollouts_reconcile` makes the transitions of a rollout's status:
 
-starting ──canary ready──> canary ──decided──> promoting ──the deployment has restarted──> promoted
-    └───────────────────────┴──────────────────────┴──> rolled_back
+starting ──canary ready──> canary ──decided──> promoting ──restarted──> watching ──time over──> promoted
+    └───────────────────────┴──────────────────────┴───────────────────────┴──> rolled_back
 
 The canary is a deployment that the API does not list, with a separate process. The gateway sends a share of the
-requests to it. While the deployment itself restarts with the new speculator, the canary answers all requests.
+requests to it or, in mode `shadow`, copies of a share of the requests, whose answers it compares and discards. While
+the deployment itself restarts with the new speculator, the canary answers all requests. Without `watch_seconds`, a
+rollout is promoted as soon as the deployment has restarted.
 """
 
 import datetime as dt
 from collections.abc import Mapping
+from typing import Any
 
 import structlog
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from control.core.api.errors import ApiError
+from control.models.catalog.drafters import changes_output
 from control.models.catalog.models import Speculator
-from control.serving.deployments.figures import figures_since
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import has_crashed, has_given_up
 from control.serving.deployments.services import (
@@ -26,15 +29,18 @@ from control.serving.deployments.services import (
     deployment_update,
     output_change_refuse,
 )
-from control.serving.rollouts.decision import Decision, Figures, Terms, decide
+from control.serving.rollouts.decision import UNDECIDED, Decision, Evidence, Terms, decide, decide_at_end, gates_of
+from control.serving.rollouts.evidence import Side, evidence_of, evidence_start
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.selectors import ACTIVE, rollouts_active
+from control.serving.rollouts.verdicts import terms_of, verdict_of
 from control.tenants.audit.record import audited
 from control.tenants.events.services import event_record
 from control.tenants.row_security.scope import as_tenant
 
 log = structlog.get_logger(__name__)
 Status, State = Rollout.Status, Deployment.State
+CANCELLABLE = (Status.STARTING, Status.CANARY, Status.WATCHING)
 
 
 @audited("rollout.create")
@@ -46,9 +52,14 @@ def rollout_create(
     terms: Terms,
     max_seconds: int,
     allow_output_change: bool = False,
+    mode: str = Rollout.Mode.CANARY,
+    watch_seconds: int = 0,
 ) -> Rollout:
     """Creates the rollout and its canary.
 
+    Args:
+        mode: of `Rollout.Mode`.
+        watch_seconds: how long the promoted speculator is compared with the previous one; 0: not at all.
     Raises: ApiError: 409, the deployment is not running or has an active rollout, the speculator does not fit, or
         answers would change and `allow_output_change` is false.
     """
@@ -74,7 +85,15 @@ def rollout_create(
                 min_requests=terms.min_requests,
                 max_acceptance_drop=terms.max_acceptance_drop,
                 max_error_rate=terms.max_error_rate,
+                alpha=terms.alpha,
+                first_token_seconds=terms.first_token_seconds,
+                inter_token_seconds=terms.inter_token_seconds,
+                max_slow_increase=terms.max_slow_increase,
+                max_requests=terms.max_requests,
+                on_undecided=terms.on_undecided,
                 max_seconds=max_seconds,
+                mode=mode,
+                watch_seconds=watch_seconds,
             )
     except IntegrityError as error:
         message = "This deployment already has an active rollout: cancel it, or wait until it ends."
@@ -84,7 +103,7 @@ def rollout_create(
 @audited("rollout.cancel")
 def rollout_cancel(*, rollout: Rollout) -> bool:
     """Goes back to the previous speculator. Raises: ApiError: 400, the rollout is already decided."""
-    if rollout.status in (Status.STARTING, Status.CANARY) and _roll_back(rollout, "cancelled", "It was cancelled."):
+    if rollout.status in CANCELLABLE and _roll_back(rollout, "cancelled", "It was cancelled."):
         return True
     raise ApiError(400, f"Cannot cancel a rollout with status '{rollout.status}'.", "invalid_rollout_status")
 
@@ -105,50 +124,94 @@ def _start(rollout: Rollout) -> None:
         return
     if rollout.canary.state == State.READY:
         with transaction.atomic():
-            before = rollout.deployment.num_failed
-            if _move(rollout, Status.CANARY, started_at=timezone.now(), failed_before=before):
-                canary_share(canary=rollout.canary, percent=rollout.share_percent)
+            if _move(rollout, Status.CANARY, started_at=timezone.now()):
+                evidence_start(rollout, Side.CANDIDATE, Side.STABLE)
+                if rollout.mode == Rollout.Mode.CANARY:
+                    canary_share(canary=rollout.canary, percent=rollout.share_percent)
 
 
-def _watch(rollout: Rollout) -> None:
+def _try(rollout: Rollout) -> None:
+    """Decides about a rollout in its trial."""
     if _abort_if_obsolete(rollout):
         return
     assert rollout.started_at is not None
-    canary = _figures(rollout.canary, rollout.started_at)
-    stable = _figures(rollout.deployment, rollout.started_at, failed_before=rollout.failed_before)
-    terms = Terms(
-        min_requests=rollout.min_requests,
-        max_acceptance_drop=rollout.max_acceptance_drop,
-        max_error_rate=rollout.max_error_rate,
-    )
-    decision = decide(canary, stable, terms)
-    if decision is None and timezone.now() - rollout.started_at > dt.timedelta(seconds=rollout.max_seconds):
-        message = (
-            f"The canary answered only {canary.num_requests} of {rollout.min_requests} requests "
-            f"within {rollout.max_seconds} seconds."
-        )
-        decision = Decision(False, "too_few_requests", message)
-    if decision is None:
+    if rollout.trial is None:
+        evidence_start(rollout, Side.CANDIDATE, Side.STABLE)  # the previous release may have begun the trial
+    evidence, terms = evidence_of(rollout), terms_of(rollout)
+    candidate, stable = evidence[Side.CANDIDATE], evidence[Side.STABLE]
+    # A speculator that contains an adapter changes answers, and the customer has allowed that.
+    compares = rollout.mode == Rollout.Mode.SHADOW and not changes_output(rollout.previous, rollout.speculator)
+    gates = gates_of(candidate, stable, terms, compares_answers=compares)
+    decision = decide(candidate, gates, terms)
+    if decision.kind == "undecided" and (limit := _limit_reached(rollout, candidate)):
+        decision = decide_at_end(candidate, gates, terms, limit)
+    trial = verdict_of(rollout, phase="trial", candidate=candidate, stable=stable, gates=gates, decision=decision)
+    if decision.kind == "undecided":
+        _note(rollout, trial=trial)
         return
-    figures = {"canary": canary.as_json(), "stable": stable.as_json()}
-    if decision.is_promoted:
-        _promote(rollout, decision, figures)
+    figures = {"canary": _figures(candidate), "stable": _figures(stable)}
+    if decision.kind == "promote":
+        _promote(rollout, decision, figures=figures, trial=trial)
     else:
-        _roll_back(rollout, decision.code, decision.message, figures=figures)
+        _roll_back(rollout, decision.code, decision.message, figures=figures, trial=trial)
+
+
+def _limit_reached(rollout: Rollout, candidate: Evidence) -> str | None:
+    assert rollout.started_at is not None
+    if timezone.now() - rollout.started_at > dt.timedelta(seconds=rollout.max_seconds):
+        return f"{rollout.max_seconds} seconds"
+    if candidate.num_requests + candidate.num_failed >= rollout.max_requests:
+        return f"{rollout.max_requests} requests"
+    return None
 
 
 def _finish(rollout: Rollout) -> None:
     deployment = rollout.deployment
-    if deployment.deleted_at is not None or deployment.speculator_id != rollout.speculator_id:
+    if _is_superseded(rollout):
         _roll_back(rollout, "superseded", "The deployment was changed during the rollout.")
     elif deployment.state == State.FAILED or has_given_up(deployment):
-        with transaction.atomic():
-            if _roll_back(rollout, "deployment_failed", "The deployment did not start with the new speculator."):
-                deployment_update(deployment=deployment, speculator=rollout.previous, allow_output_change=True)
+        _roll_back(rollout, "deployment_failed", "The deployment did not start with the new speculator.")
     elif deployment.state in (State.READY, State.SLEEPING) and deployment.observed_generation == deployment.generation:
+        now = timezone.now()
         with transaction.atomic():
-            if _move(rollout, Status.PROMOTED, finished_at=timezone.now()):
+            if not rollout.watch_seconds:
+                moved = _move(rollout, Status.PROMOTED, finished_at=now)
+            elif moved := _move(rollout, Status.WATCHING, watched_at=now):
+                evidence_start(rollout, Side.PROMOTED)
+            if moved:
                 deployment_delete(deployment=rollout.canary)
+
+
+def _keep_watching(rollout: Rollout) -> None:
+    """Compares the promoted speculator with the evidence of the previous one."""
+    assert rollout.watched_at is not None
+    if _is_superseded(rollout):
+        _roll_back(rollout, "superseded", "The deployment was changed during the rollout.")
+        return
+    if rollout.deployment.state == State.FAILED or has_given_up(rollout.deployment):
+        _roll_back(rollout, "deployment_failed", "The deployment failed with the new speculator.")
+        return
+    evidence, terms = evidence_of(rollout), terms_of(rollout)
+    promoted, stable = evidence[Side.PROMOTED], evidence[Side.STABLE]
+    gates = gates_of(promoted, stable, terms)
+    decision = decide(promoted, gates, terms)
+    is_over = timezone.now() - rollout.watched_at > dt.timedelta(seconds=rollout.watch_seconds)
+    if decision.kind != "roll_back":
+        message = f"No gate failed within {rollout.watch_seconds} seconds after the promotion."
+        decision = Decision("promote", "kept", message) if is_over else UNDECIDED
+    watch = verdict_of(rollout, phase="watch", candidate=promoted, stable=stable, gates=gates, decision=decision)
+    if decision.kind == "roll_back":
+        _roll_back(rollout, decision.code, decision.message, watch=watch)
+    elif decision.kind == "promote":
+        _move(rollout, Status.PROMOTED, finished_at=timezone.now(), watch=watch)
+    else:
+        _note(rollout, watch=watch)
+
+
+def _is_superseded(rollout: Rollout) -> bool:
+    """Whether the deployment no longer serves the promoted speculator, because the customer has changed it."""
+    deployment = rollout.deployment
+    return deployment.deleted_at is not None or deployment.speculator_id != rollout.speculator_id
 
 
 def _abort_if_obsolete(rollout: Rollout) -> bool:
@@ -165,30 +228,44 @@ def _abort_if_obsolete(rollout: Rollout) -> bool:
     return True
 
 
-def _figures(deployment: Deployment, since: dt.datetime, *, failed_before: int = 0) -> Figures:
-    measured = figures_since(deployment, since)
-    return Figures(
-        num_requests=measured.num_requests,
-        num_failed=deployment.num_failed - failed_before,
-        acceptance_length=measured.acceptance_length,
-    )
+def _figures(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "num_requests": evidence.num_requests,
+        "num_failed": evidence.num_failed,
+        "acceptance_length": evidence.acceptance_length,
+        "error_rate": evidence.error_rate,
+    }
 
 
 @transaction.atomic
-def _promote(rollout: Rollout, decision: Decision, figures: Mapping[str, object]) -> None:
+def _promote(rollout: Rollout, decision: Decision, **values: object) -> None:
     reason = {"code": decision.code, "message": decision.message}
-    if _move(rollout, Status.PROMOTING, reason=reason, figures=figures):
+    if _move(rollout, Status.PROMOTING, reason=reason, **values):
         canary_share(canary=rollout.canary, percent=100)
         deployment_update(deployment=rollout.deployment, speculator=rollout.speculator, allow_output_change=True)
 
 
 @transaction.atomic
 def _roll_back(rollout: Rollout, code: str, message: str, **values: object) -> bool:
+    """Ends the rollout. If the deployment serves the new speculator by now, it gets the previous one again."""
     reason = {"code": code, "message": message}
     moved = _move(rollout, Status.ROLLED_BACK, reason=reason, finished_at=timezone.now(), **values)
-    if moved:
+    if not moved:
+        return False
+    if rollout.canary.deleted_at is None:
         deployment_delete(deployment=rollout.canary)
-    return moved
+    if rollout.status in (Status.PROMOTING, Status.WATCHING):
+        # Locked, so that a change that the customer makes at this moment is not undone.
+        deployment = Deployment.objects.select_for_update().get(pk=rollout.deployment_id)
+        if deployment.deleted_at is None and deployment.speculator_id == rollout.speculator_id:
+            deployment_update(deployment=deployment, speculator=rollout.previous, allow_output_change=True)
+    return True
+
+
+def _note(rollout: Rollout, **values: Mapping[str, Any]) -> None:
+    """Stores the evidence so far, which the API returns."""
+    if any(getattr(rollout, name) != value for name, value in values.items()):
+        Rollout.objects.filter(pk=rollout.pk, status=rollout.status).update(**values)
 
 
 def _move(rollout: Rollout, to: Rollout.Status, **values: object) -> bool:
@@ -206,4 +283,9 @@ def _move(rollout: Rollout, to: Rollout.Status, **values: object) -> bool:
     return bool(moved)
 
 
-_STEPS = {Status.STARTING: _start, Status.CANARY: _watch, Status.PROMOTING: _finish}
+_STEPS = {
+    Status.STARTING: _start,
+    Status.CANARY: _try,
+    Status.PROMOTING: _finish,
+    Status.WATCHING: _keep_watching,
+}

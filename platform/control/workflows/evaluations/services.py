@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from control.billing.usage.selectors import require_price
 from control.core.api.errors import ApiError
+from control.core.certificates import certificate_of
 from control.core.ids import evaluation_id
 from control.core.settings.config import get_config
 from control.core.transactions import change
@@ -22,7 +23,6 @@ from control.queue.jobs.services import job_cancel, job_submit, queued_quota_che
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 from control.workflows.evaluations.arms import Arm, arm_params
-from control.workflows.evaluations.certificates import certificate_of
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.schemas import EvaluationOptions
 from control.workflows.evaluations.selectors import creation_seconds, pipeline_of

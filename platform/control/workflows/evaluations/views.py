@@ -7,11 +7,11 @@ from control.core.api.errors import ApiError
 from control.core.api.operation import PAGING, PNG, SVG, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Page
+from control.core.certificates import public_key_body
 from control.core.storage.backends import ObjectMissing
 from control.data.files.streaming import StoredFileResponse
 from control.models.engines.schemas import EnginePlan
 from control.tenants.authentication.views import OrganizationView
-from control.workflows.evaluations.certificates import public_key_body
 from control.workflows.evaluations.requests import create_from, plan_from
 from control.workflows.evaluations.schemas import (
     CertificateObject,

@@ -22,12 +22,19 @@ The content of the last message says how a request ends:
     refuse      the engine refuses the request with an error
     pause       the stream goes on when the file `go_on` appears in the model folder
     linger      the stream stays open until the caller disconnects; then the file `hung_up` appears in the model folder
+    sample      the answer depends on the seed, which the engine draws if the request has none
+
+The file `candidate` in the model folder says how an engine with a speculator answers from then on:
+    differ      with another text
+    die         the process ends
+    wait        once the caller has disconnected; then the file `hung_up` appears in the model folder
 """
 
 import argparse
 import contextlib
 import json
 import os
+import random
 import signal
 import sys
 import threading
@@ -158,6 +165,12 @@ class Handler(BaseHTTPRequestHandler):
         self._send_json(200, {})
 
     def _answer(self, body: dict[str, Any]) -> None:
+        if self._candidate() == "die":
+            os._exit(1)
+        if self._candidate() == "wait":
+            self._linger()
+            self.close_connection = True
+            return
         content = body["messages"][-1]["content"] if "messages" in body else body.get("prompt") or body["input"]
         if content == "die at once":
             os._exit(1)
@@ -170,7 +183,7 @@ class Handler(BaseHTTPRequestHandler):
         elif body.get("stream") and self.path in EVENTS:
             self._stream_with_comments(content)
         elif body.get("stream"):
-            self._stream(content, body.get("stream_options") or {})
+            self._stream(content, body)
         else:
             if content == "linger":
                 self._linger()
@@ -181,16 +194,36 @@ class Handler(BaseHTTPRequestHandler):
                 "pid": os.getpid(),
                 "memory": self.headers.get("x-slipstream-memory"),
             }
+            seed, texts = self._texts(content, body)
+            choice = {"index": 0, "message": {"role": "assistant", "content": "".join(texts)}, "finish_reason": "stop"}
+            body_sent |= {"seed": seed, "choices": [choice], "metrics": self._metrics()}
             self._send_json(200, body_sent | {"usage": USAGES.get(self.path) or usage(2)})
 
-    def _stream(self, content: str, options: dict[str, Any]) -> None:
+    def _candidate(self) -> str:
+        file = self.model_dir / "candidate"
+        return file.read_text() if self.options["speculator_dir"] and file.exists() else ""
+
+    def _texts(self, content: str, body: dict[str, Any]) -> tuple[int, list[str]]:
+        """Returns the seed and the texts of the two tokens."""
+        seed = body["seed"] if body.get("seed") is not None else random.getrandbits(53)
+        last = "other " if self._candidate() == "differ" else "token1 "
+        return seed, [f"token{seed} " if content == "sample" else "token0 ", last]
+
+    def _metrics(self) -> dict[str, Any]:
+        """Speculation statistics: an engine with a speculator has accepted one of the two tokens."""
+        num_accepted = 1 if self.options["speculator_dir"] else 0
+        return {"speculative_decoding": {"num_accepted_draft_tokens": num_accepted}}
+
+    def _stream(self, content: str, body: dict[str, Any]) -> None:
         """Sends two events. They contain the usage if the request's options ask for it, as in the engine."""
+        options = body.get("stream_options") or {}
+        seed, texts = self._texts(content, body)
         self._begin_stream()
         if content == "hang up":
             self.close_connection = True
             return
         for number in range(2):
-            event = {"choices": [{"index": 0, "delta": {"content": f"token{number} "}}]}
+            event = {"seed": seed, "choices": [{"index": 0, "delta": {"content": texts[number]}}]}
             has_usage_per_event = options.get("continuous_usage_stats") is True
             usage_member = (
                 {"usage": usage(number + 1) if has_usage_per_event else None} if options.get("include_usage") else {}
@@ -205,7 +238,7 @@ class Handler(BaseHTTPRequestHandler):
         while content == "pause" and not (self.model_dir / "go_on").exists():
             time.sleep(0.01)
         if options.get("include_usage"):
-            self._event(json.dumps({"choices": [], "usage": usage(2)}))
+            self._event(json.dumps({"choices": [], "usage": usage(2), "metrics": self._metrics()}))
         self._event("[DONE]")
         self.close_connection = True
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -133,6 +134,48 @@ def test_a_rollout_from_one_real_engine_to_another_changes_no_answer_and_loses_n
     wait_for(lambda: api.captures.retrieve(real_deployment.pk).num_requests == num_sent)
     rows = [json.loads(line) for line in api.files.content(api.captures.file(real_deployment.pk).id).splitlines()]
     assert sorted(row["body"]["messages"][0]["content"] for row in rows) == CONTENTS
+
+
+def test_a_real_engine_with_a_speculator_gives_equal_answers_to_copies_and_is_promoted(
+    api: Client, real_deployment: Deployment, supervisor: Supervisor, caller: Organization, tmp_path: Path
+) -> None:
+    """Half of the requests sample without a seed, and half of them are streams."""
+    folder = Path(real_deployment.base_model.path)
+    get_storage().put_folder("speculators/one", write_speculator("medusa", tmp_path / "heads", folder))
+    speculator = make_speculator(real_deployment.base_model, caller)
+    rollout = api.rollouts.create(
+        real_deployment.pk,
+        speculator_id=speculator.pk,
+        mode="shadow",
+        share_percent=50,
+        min_requests=8,
+        max_acceptance_drop=1.0,
+        max_error_rate=0.0,
+    )
+    num_sent = 0
+    deadline = time.monotonic() + 240
+
+    while rollout.status != "promoted":
+        assert time.monotonic() < deadline, rollout
+        supervisor.tick()
+        rollouts_reconcile()
+        if rollout.status == "canary":
+            messages = [{"role": "user", "content": CONTENTS[num_sent % len(CONTENTS)]}]
+            sampling: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": float(num_sent % 2)}
+            if num_sent % 4 < 2:
+                api.chat.create(model="fast", messages=messages, **sampling)
+            else:
+                assert list(api.chat.stream(model="fast", messages=messages, **sampling))
+            num_sent += 1
+        rollout = api.rollouts.retrieve(real_deployment.pk, rollout.id)
+        assert rollout.status != "rolled_back", rollout.reason
+
+    assert rollout.trial is not None
+    candidate = rollout.trial["evidence"]["candidate"]
+    assert candidate["num_equal"] >= 8
+    assert (candidate["num_different"], candidate["num_not_comparable"], candidate["num_failed"]) == (0, 0, 0)
+    assert candidate["acceptance_length"] >= 1.0
+    wait_for(lambda: UsageRecord.objects.aggregate(sum=Sum("requests"))["sum"] == num_sent)
 
 
 def test_an_adapter_changes_only_the_answers_of_requests_that_name_it(

@@ -11,114 +11,23 @@ from django.test import Client
 from django.utils import timezone
 
 from control.models.catalog.models import Speculator
-from control.serving.deployments.measuring import COUNTERS, sample_keep
-from control.serving.deployments.models import Deployment, DeploymentSample, Replica
+from control.serving.deployments.models import Deployment, DeploymentSample
 from control.serving.deployments.services import deployment_stop, deployment_update
-from control.serving.gateway.routes import OpenByTarget, Route, route_read
-from control.serving.rollouts.decision import Figures, Terms, decide
+from control.serving.rollouts.evidence import Side
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.services import rollouts_reconcile
-from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
-from tests.control.factories import make_base_model, make_key
-from tests.control.serving.deployments.support import make_speculator
-
-State = Deployment.State
-TERMS = Terms(min_requests=100, max_acceptance_drop=0.1, max_error_rate=0.02)
-
-
-def figures(num_requests: int = 100, acceptance: float | None = 2.0, num_failed: int = 0) -> Figures:
-    return Figures(num_requests=num_requests, num_failed=num_failed, acceptance_length=acceptance)
-
-
-@pytest.mark.parametrize(
-    ("canary", "stable", "code"),
-    [
-        (figures(99), figures(), None),
-        (figures(100), figures(), "accepted"),
-        (figures(acceptance=1.8), figures(), "accepted"),
-        (figures(acceptance=1.79), figures(), "acceptance_dropped"),
-        (figures(acceptance=None), figures(acceptance=None), "accepted"),
-        (figures(acceptance=None), figures(), "acceptance_dropped"),
-        (figures(98, num_failed=2), figures(), "accepted"),
-        (figures(97, num_failed=3), figures(), "too_many_errors"),
-        (figures(97, num_failed=3), figures(90, num_failed=10), "accepted"),
-        (figures(0, num_failed=2), figures(), None),
-        (figures(0, num_failed=3), figures(), "too_many_errors"),
-    ],
+from tests.control.serving.deployments.support import State
+from tests.control.serving.rollouts.support import (
+    add_better_canary,
+    add_evidence,
+    chosen_id,
+    get_rollout,
+    route_of,
+    start_canary,
+    start_rollout,
+    update_deployment,
 )
-def test_the_decision_depends_on_acceptance_length_and_error_rate(
-    canary: Figures, stable: Figures, code: str | None
-) -> None:
-    """The canary's error rate may be 2 %, or that of the stable deployment if that is higher.
-
-    The canary's acceptance length may be 10 % shorter than that of the stable deployment.
-    """
-    decision = decide(canary, stable, TERMS)
-
-    assert (decision.code if decision else None) == code
-    assert decision is None or decision.is_promoted == (code == "accepted")
-
-
-@pytest.fixture
-def deployment(organization: Organization) -> Deployment:
-    model = make_base_model()
-    old = make_speculator(model, organization, version=1)
-    made = Deployment.objects.create(organization=organization, name="support", base_model=model, speculator=old)
-    return update_deployment(made, state=State.READY, port=1)
-
-
-@pytest.fixture
-def new_speculator(deployment: Deployment, organization: Organization) -> Speculator:
-    return make_speculator(deployment.base_model, organization, version=2)
-
-
-def start_rollout(
-    client: Client, deployment: Deployment, new_speculator: Speculator, *, status: int = 201, **body: Any
-) -> Any:
-    body = {"speculator_id": new_speculator.pk, "min_requests": 10, "share_percent": 20, **body}
-    response = client.post(f"/v1/deployments/{deployment.pk}/rollouts", body, content_type="application/json")
-    assert response.status_code == status, response.content
-    return response.json()
-
-
-def update_deployment(deployment: Deployment, **values: Any) -> Deployment:
-    """Changes the rows of a deployment and its replica as the supervisor does. Args: port: None: no process."""
-    if "port" in values:
-        port = values.pop("port")
-        process = {"port": port, "host": "127.0.0.1", "state": "provisioning" if port is None else "ready"}
-        Replica.objects.update_or_create(deployment=deployment, number=0, defaults=process)
-    Deployment.objects.filter(pk=deployment.pk).update(**values)
-    return Deployment.objects.get(pk=deployment.pk)
-
-
-def add_samples(deployment: Deployment, *, requests: int, accepted: int, drafts: int = 10) -> None:
-    """Adds a sample of the engine's counters at zero, and one after the requests."""
-    for factor in (0, 1):
-        counters = {**dict.fromkeys(COUNTERS, 0.0), "requests": requests * factor, "drafts": drafts * factor}
-        replica, _ = Replica.objects.get_or_create(deployment=deployment, number=0)
-        sample_keep(replica=replica, counters={**counters, "accepted_tokens": accepted * factor})
-
-
-def start_canary(client: Client, deployment: Deployment, new_speculator: Speculator) -> tuple[Any, Deployment]:
-    made = start_rollout(client, deployment, new_speculator)
-    canary = update_deployment(Rollout.objects.get().canary, state=State.READY, port=2)
-    rollouts_reconcile()
-    return made, canary
-
-
-def chosen_id(route: Route) -> str:
-    process = route.choose("", OpenByTarget())
-    assert process is not None
-    return process.deployment_id
-
-
-def route_of(deployment: Deployment) -> Route:
-    return route_read(make_key(deployment.organization)[0], deployment.name)
-
-
-def get_rollout(client: Client, made: Any) -> Any:
-    return client.get(f"/v1/deployments/{made['deployment_id']}/rollouts/{made['id']}").json()
 
 
 def test_a_better_speculator_is_promoted_without_an_interruption(
@@ -126,13 +35,12 @@ def test_a_better_speculator_is_promoted_without_an_interruption(
 ) -> None:
     made, canary = start_canary(client, deployment, new_speculator)
     assert get_rollout(client, made)["status"] == "canary"
-    add_samples(deployment, requests=50, accepted=10)
-    add_samples(canary, requests=10, accepted=12)
+    add_better_canary(Rollout.objects.get())
     rollouts_reconcile()
 
     promoting = get_rollout(client, made)
     assert (promoting["status"], promoting["reason"]["code"]) == ("promoting", "accepted")
-    assert promoting["figures"]["canary"]["acceptance_length"] == 2.2  # 1 + 12 accepted tokens / 10 drafts
+    assert promoting["figures"]["canary"]["acceptance_length"] == pytest.approx(3.0)
     deployment.refresh_from_db()
     assert (deployment.speculator, deployment.generation) == (new_speculator, 2)
     restarting = update_deployment(deployment, state=State.PROVISIONING, port=None)
@@ -152,9 +60,9 @@ def test_a_better_speculator_is_promoted_without_an_interruption(
 def test_a_worse_speculator_is_rolled_back_and_the_deployment_is_unchanged(
     client: Client, deployment: Deployment, new_speculator: Speculator
 ) -> None:
-    made, canary = start_canary(client, deployment, new_speculator)
-    add_samples(deployment, requests=50, accepted=10)
-    add_samples(canary, requests=10, accepted=1)
+    made, _ = start_canary(client, deployment, new_speculator)
+    add_evidence(Rollout.objects.get(), Side.STABLE, num_requests=400, acceptance_length=2.0)
+    add_evidence(Rollout.objects.get(), Side.CANDIDATE, num_requests=400, acceptance_length=1.5)
     rollouts_reconcile()
 
     ended = get_rollout(client, made)
@@ -239,6 +147,10 @@ def test_a_deployment_has_one_rollout_at_a_time_which_can_be_cancelled(
     [
         ({"share_percent": 51}, 400, "invalid_value"),
         ({"max_error_rate": 2}, 400, "invalid_value"),
+        ({"mode": "mirror"}, 400, "invalid_value"),
+        ({"alpha": 0}, 400, "invalid_value"),
+        ({"first_token_seconds": 0}, 400, "invalid_value"),
+        ({"on_undecided": "wait"}, 400, "invalid_value"),
         ({"speculator_id": "none"}, 404, "speculator_not_found"),
         ({"speculator_id": "the current speculator"}, 409, "nothing_to_roll_out"),
     ],
@@ -271,10 +183,9 @@ def test_an_allowed_rollout_that_changes_answers_is_promoted(
 ) -> None:
     Speculator.objects.filter(pk=new_speculator.pk).update(kind="turbo_lora")
     start_rollout(client, deployment, new_speculator, allow_output_change=True)
-    canary = update_deployment(Rollout.objects.get().canary, state=State.READY, port=2)
+    update_deployment(Rollout.objects.get().canary, state=State.READY, port=2)
     rollouts_reconcile()
-    for process in (deployment, canary):
-        add_samples(process, requests=20, accepted=20)
+    add_better_canary(Rollout.objects.get())
     rollouts_reconcile()
 
     assert update_deployment(deployment).speculator_id == new_speculator.pk

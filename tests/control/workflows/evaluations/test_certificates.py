@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from control.core.certificates import canonical, certificate_of, public_key_body
 from control.core.settings.config import Config
-from control.workflows.evaluations.certificates import canonical, certificate_of, public_key_body
 from slipstream import CertificateError
 from slipstream.certificates import verify
 from tests.control.workflows.evaluations.evidence import make_evidence

@@ -1,4 +1,5 @@
-"""Signs certificates with an Ed25519 key. A certificate says whether a speculator left a model's answers unchanged.
+"""Signs certificates with an Ed25519 key. A certificate says whether a speculator left a model's answers unchanged, or
+why a rollout ended as it did.
 
     {"object": "certificate", "format": ..., "statement": {...}, "signature": {"algorithm", "key_id", "value"}}
 
@@ -22,14 +23,15 @@ from django.conf import settings
 from control.core.settings.config import get_config
 
 FORMAT = "slipstream.equality/1"
+ROLLOUT_FORMAT = "slipstream.rollout/1"
 ALGORITHM = "ed25519"
 _SEED_BYTES = 32
 
 
-def certificate_of(statement: Mapping[str, Any]) -> dict[str, Any]:
-    """Signs the statement. Raises: ValueError: the statement has a fraction."""
+def certificate_of(statement: Mapping[str, Any], *, kind: str = FORMAT) -> dict[str, Any]:
+    """Signs the statement. Args: kind: its format. Raises: ValueError: the statement has a fraction."""
     key = _signing_key()
-    signed = {"object": "certificate", "format": FORMAT, "statement": dict(statement)}
+    signed = {"object": "certificate", "format": kind, "statement": dict(statement)}
     value = base64.b64encode(key.sign(canonical(signed))).decode()
     return {**signed, "signature": {"algorithm": ALGORITHM, "key_id": _key_id(key), "value": value}}
 

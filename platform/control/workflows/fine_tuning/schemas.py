@@ -10,6 +10,7 @@ from control.core.api.errors import ApiError
 from control.core.api.metadata import Metadata
 from control.core.api.requests import parse_request
 from control.core.api.schemas import Figures, IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
+from control.models.engines.schemas import Hardware
 from control.queue.jobs.models import Job, JobEvent
 from control.queue.jobs.schemas import Paused, Progress
 from control.workflows.batches.models import Batch
@@ -76,6 +77,7 @@ class TurboInput(RequestModel, strict=True):
     evaluation: dict[str, Any] = {}
     gate: dict[str, Any] = {"min_speedup": 0.0}  # by default no speedup is required, only equal outputs
     deploy: bool = False
+    hardware: Hardware = None
 
 
 _Object = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {}})]
@@ -133,6 +135,7 @@ class Turbo(ResponseModel):
     deployment_id: str | None
     kind: SkipValidation[str]
     hyperparameters: SkipValidation[Figures]
+    hardware: str | None = Field(description="The device that was asked for. Null: any.")
     progress: Figures | None
     waiting_for: Literal["worker", "turn", "resume", "spend_cap"] | None = Field(
         description=(
@@ -161,6 +164,7 @@ class Turbo(ResponseModel):
             pipeline_id=pipeline.pk,
             kind=pipeline.training.get("kind"),
             hyperparameters={name: value for name, value in pipeline.training.items() if name not in ("kind", "seed")},
+            hardware=pipeline.hardware or None,
             progress=None if progress is None else progress.as_json(),
             waiting_for=_waiting_for(current_job, has_worker=job.has_worker) if current_job else None,
             paused=current_job.paused if current_job else None,

@@ -32,7 +32,13 @@ def pipeline_plan(base_model: BaseModel, body: PipelineOptions) -> PipelinePlan:
     def workload(purpose: Purpose) -> Workload:
         concurrencies = measured if purpose is Purpose.EVALUATION else ()
         trains = purpose is not Purpose.BATCH
-        return Workload(purpose=purpose, base_model=base_model, concurrencies=concurrencies, trains_speculator=trains)
+        return Workload(
+            purpose=purpose,
+            base_model=base_model,
+            concurrencies=concurrencies,
+            trains_speculator=trains,
+            hardware=body.hardware or "",
+        )
 
     evaluation = engine_plan(options, workload(Purpose.EVALUATION))
     distils = body.distillation_id is None

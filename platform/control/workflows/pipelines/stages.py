@@ -108,6 +108,7 @@ def _make_batch(pipeline: Pipeline, *, endpoint: str | None = None) -> dict[str,
         metadata={"pipeline": pipeline.pk},
         quote=pipeline.quote,
         engine=None if pipeline.engine is None else distillation_engine(_engine(pipeline)),
+        hardware=pipeline.hardware,
         **(pipeline.distillation or {}),
     )
     return {"batch": batch}
@@ -152,6 +153,7 @@ def _make_training(pipeline: Pipeline) -> dict[str, Any]:
         params=params,
         memory_needed=training_memory_needed(pipeline.base_model),
         is_continuation=True,
+        hardware=pipeline.hardware,
     )
     return {"training_job": job, "speculator": speculator}
 
@@ -176,6 +178,7 @@ def _make_evaluation(
         settings=settings,
         memory_needed=memory_needed,
         is_continuation=True,
+        hardware=pipeline.hardware,
     )
     return {"evaluation_job": evaluation.job}
 
@@ -212,6 +215,7 @@ def _make_deployment(pipeline: Pipeline) -> dict[str, Any]:
         base_model=pipeline.base_model,
         speculator=pipeline.speculator,
         engine=None if pipeline.engine is None else _engine(pipeline),
+        hardware=pipeline.hardware,
     )
     return {"deployment": deployment}
 

@@ -1,5 +1,7 @@
 """The API's objects. Times are Unix seconds. `extra` has the members that this version of the client does not know."""
 
+# long: the records of all resources that several modules of the client return
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self

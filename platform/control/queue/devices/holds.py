@@ -5,7 +5,8 @@ of the present leases within it, divided by the length of the period.
 """
 
 import datetime as dt
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F, QuerySet, Sum, Value
 from django.db.models.functions import Greatest
@@ -44,7 +45,8 @@ def held_shares(devices: Collection[Device], *, now: dt.datetime, period: dt.tim
     return {device_id: min(1.0, held / period.total_seconds()) for device_id, held in seconds.items()}
 
 
-def _held(rows: QuerySet, start: dt.datetime, until: object) -> QuerySet:  # type: ignore[type-arg]
+def _held(rows: QuerySet[Any], start: dt.datetime, until: object) -> Iterable[tuple[int, dt.timedelta]]:
     since = Greatest(F("since"), Value(start, DateTimeField()), output_field=DateTimeField())
     span = ExpressionWrapper(Greatest(until, since, output_field=DateTimeField()) - since, output_field=DurationField())
-    return rows.order_by().annotate(span=span).values("device").annotate(held=Sum("span")).values_list("device", "held")
+    by_device = rows.order_by().annotate(span=span).values("device").annotate(held=Sum("span"))
+    return ((row["device"], row["held"]) for row in by_device)

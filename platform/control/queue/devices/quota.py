@@ -13,7 +13,7 @@ from control.core.settings.config import get_config
 from control.queue.devices.models import EndpointLease
 from control.queue.devices.selectors import leases_valid
 from control.tenants.quotas.models import Limits
-from control.tenants.quotas.quota import organization_lock, quota_of
+from control.tenants.quotas.quota import organization_lock, quota_of, quota_with
 
 CODE = "devices_quota_exceeded"
 MAX_NAMES = 5  # in a message
@@ -71,8 +71,9 @@ def may_hold_another() -> Q:
         for organization_id, number in rows.annotate(number=Count("pk")):
             held[organization_id] += number
     default = get_config().max_devices
-    own = dict(Limits.objects.filter(pk__in=held, devices__isnull=False).values_list("pk", "devices"))
-    full = [organization_id for organization_id, number in held.items() if number >= own.get(organization_id, default)]
+    own = Limits.objects.in_bulk(held)
+    limits = {organization_id: quota_with(own.get(organization_id)).devices for organization_id in held}
+    full = [organization_id for organization_id, number in held.items() if number >= limits[organization_id]]
     # Sub-queries instead of joins: PostgreSQL locks no row of an outer join.
     if default == 0:
         allowed = Q(organization__in=Limits.objects.filter(devices__gt=0).values("pk"))

@@ -120,9 +120,11 @@ def test_an_engine_on_a_stated_cpu_sees_no_gpu_and_holds_the_cpu_alone(
     started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
 ) -> None:
     supervisor = start(started, settings, tmp_path, cpu(16))
-    first, second = make_deployment(model), make_deployment(model)
-
+    first = make_deployment(model)
     tick_until_state(supervisor, first, State.READY)
+
+    second = make_deployment(model)
+
     tick_until_blocked(supervisor, second, "no_free_device")
 
     assert seen_by(supervisor, first) == "CUDA_VISIBLE_DEVICES= device=cpu"
@@ -357,11 +359,14 @@ def test_an_endpoint_gets_only_a_device_of_the_asked_model(
     started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
 ) -> None:
     supervisor = start(started, settings, tmp_path, gpu(24, model="L4"), gpu(80, index=1))
-    first, second, third = (make_deployment(model) for _ in range(3))
-    for deployment, asked in ((first, "H100"), (second, "H100"), (third, "B200")):
+    first = make_deployment(model)
+    Deployment.objects.filter(pk=first.pk).update(hardware="H100")
+    tick_until_state(supervisor, first, State.READY)
+
+    second, third = make_deployment(model), make_deployment(model)
+    for deployment, asked in ((second, "H100"), (third, "B200")):
         Deployment.objects.filter(pk=deployment.pk).update(hardware=asked)
 
-    tick_until_state(supervisor, first, State.READY)
     tick_until_blocked(supervisor, second, "no_free_device")
     tick_until_blocked(supervisor, third, "no_such_hardware")
 

@@ -34,6 +34,7 @@ from tests.control.serving.deployments.support import (
     crashes_of,
     identity_of,
     make_deployment,
+    make_replica,
     make_served_model,
     replica_of,
     tick_until,
@@ -287,7 +288,8 @@ def test_the_lease_of_a_replica_that_nobody_starts_here_any_more_ends(
     """
     here = start(started, settings, tmp_path, gpu(80))
     deployment = make_deployment(model)
-    here.tick()
+    elsewhere = {"supervisor": "there:1:abcd", "node": "there", "pid": 1, "lease_until": "2100-01-01T00:00:00Z"}
+    make_replica(deployment, **elsewhere)
     EndpointLease.objects.create(
         device=Device.objects.get(),
         organization_id=deployment.organization_id,
@@ -296,7 +298,6 @@ def test_the_lease_of_a_replica_that_nobody_starts_here_any_more_ends(
         fence=1,
         since="2020-01-01T00:00:00Z",
     )
-    Replica.objects.update(supervisor="there:1:abcd", node="there", pid=1, lease_until="2100-01-01T00:00:00Z")
     with _locked(here.config, f"{deployment.pk}-0") or nullcontext() as process:
         assert process is not None
         here.tick()

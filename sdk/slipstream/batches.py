@@ -26,6 +26,7 @@ class Batches(Resource[D]):
         metadata: Mapping[str, str] | None = None,
         quote_id: str | None = None,
         engine: Mapping[str, Any] | None = None,
+        hardware: str | None = None,
         priority: str | None = None,
     ) -> Steps[Batch]:
         """Create a batch.
@@ -34,6 +35,7 @@ class Batches(Resource[D]):
             model: the model for rows without `model`.
             quote_id: a quote whose cap limits the cost of the batch.
             engine: options of the engine; `slipstream.plans` lists them.
+            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
             priority: `low`, `normal` or `high`; the organization's jobs with a higher priority are run first.
         """
         body = {
@@ -44,6 +46,7 @@ class Batches(Resource[D]):
             "metadata": metadata,
             "quote_id": quote_id,
             "engine": engine,
+            "hardware": hardware,
             "priority": priority,
         }
         return self.http.post(Batch, "batches", body)
@@ -57,13 +60,16 @@ class Batches(Resource[D]):
         completion_window: str = "24h",
         model: str | None = None,
         engine: Mapping[str, Any] | None = None,
+        hardware: str | None = None,
     ) -> Steps[EnginePlan]:
         """Show how the engine of such a batch would use its memory, without creating the batch.
 
         Without `model`, the rows name their models, and the plan is unknown.
         """
-        body = {"input_file_id": input_file_id, "endpoint": endpoint, "completion_window": completion_window}
-        return self.http.post(EnginePlan, "batches", {**body, "model": model, "engine": engine, "validate_only": True})
+        body: dict[str, Any] = {"input_file_id": input_file_id, "endpoint": endpoint}
+        body |= {"completion_window": completion_window, "model": model, "engine": engine, "hardware": hardware}
+        body["validate_only"] = True
+        return self.http.post(EnginePlan, "batches", body)
 
     @procedure
     def retrieve(self, batch_id: str) -> Steps[Batch]:

@@ -46,6 +46,7 @@ class Deployments(Resource[D]):
         adapters: Sequence[str] | None = None,
         remember_answers: bool | None = None,
         engine: Mapping[str, Any] | None = None,
+        hardware: str | None = None,
         replicas: int | None = None,
         scaling: Mapping[str, Any] | None = None,
     ) -> Steps[Deployment]:
@@ -55,6 +56,7 @@ class Deployments(Resource[D]):
             adapters: ids of adapters. A request selects an adapter by setting `model` to `name:adapter`.
             remember_answers: whether the engine may draft copies of a project's past answers; default: true.
             engine: options of the engine; `slipstream.plans` lists them.
+            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
             replicas: how many engine processes answer the requests; default: 1.
             scaling: `scale_to_zero_seconds`, `max_replicas`, `min_replicas`, `target_concurrency`, `scale_up_seconds`,
                 `scale_down_seconds`.
@@ -66,6 +68,7 @@ class Deployments(Resource[D]):
             "adapters": adapters,
             "remember_answers": remember_answers,
             "engine": engine,
+            "hardware": hardware,
             "replicas": replicas,
             "scaling": scaling,
         }
@@ -80,9 +83,11 @@ class Deployments(Resource[D]):
         speculator_id: str | None = None,
         adapters: Sequence[str] | None = None,
         engine: Mapping[str, Any] | None = None,
+        hardware: str | None = None,
     ) -> Steps[EnginePlan]:
         """Show how a deployment with these options would use its memory, without creating it."""
-        body = {"name": name, "model": model, "speculator_id": speculator_id, "adapters": adapters, "engine": engine}
+        body: dict[str, Any] = {"name": name, "model": model, "speculator_id": speculator_id, "adapters": adapters}
+        body |= {"engine": engine, "hardware": hardware}
         return self.http.post(EnginePlan, "deployments", {**body, "validate_only": True})
 
     @procedure

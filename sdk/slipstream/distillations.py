@@ -26,6 +26,7 @@ class Distillation(Record):
     on_truncation: str = "keep"  # keep, drop or continue
     max_continued_tokens: int | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
+    hardware: str | None = None  # the device that was asked for; None: any
     # numbers of truncated answers: in_trace, in_answer, continued, unfinished, dropped; set when the distillation has
     # ended
     truncated: Mapping[str, int] | None = None
@@ -54,6 +55,7 @@ class Distillations(Resource[D]):
         on_truncation: str | None = None,
         max_continued_tokens: int | None = None,
         engine: Mapping[str, Any] | None = None,
+        hardware: str | None = None,
     ) -> Steps[Distillation]:
         """Create a distillation. Any number of pipelines can use its id as `distillation_id`.
 
@@ -62,6 +64,7 @@ class Distillations(Resource[D]):
             on_truncation: what happens to answers that reach the limits of their rows: `keep`, `drop` or `continue`.
             max_continued_tokens: limit for the length of a continued answer; the default is the model's context.
             engine: options of the engine; `slipstream.plans` lists them.
+            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
         """
         body = {
             "model": model,
@@ -71,13 +74,22 @@ class Distillations(Resource[D]):
             "on_truncation": on_truncation,
             "max_continued_tokens": max_continued_tokens,
             "engine": engine,
+            "hardware": hardware,
         }
         return self.http.post(Distillation, "distillations", body)
 
     @procedure
-    def plan(self, *, model: str, prompts_file: str, engine: Mapping[str, Any] | None = None) -> Steps[EnginePlan]:
+    def plan(
+        self,
+        *,
+        model: str,
+        prompts_file: str,
+        engine: Mapping[str, Any] | None = None,
+        hardware: str | None = None,
+    ) -> Steps[EnginePlan]:
         """Show how the engine of such a distillation would use its memory, without creating the distillation."""
-        body = {"model": model, "prompts_file": prompts_file, "engine": engine, "validate_only": True}
+        body: dict[str, Any] = {"model": model, "prompts_file": prompts_file, "engine": engine, "hardware": hardware}
+        body["validate_only"] = True
         return self.http.post(EnginePlan, "distillations", body)
 
     @procedure

@@ -26,6 +26,7 @@ class Evaluations(Resource[D]):
         repeats: int | None = None,
         price_per_gpu_hour: float | None = None,
         engine: Mapping[str, Any] | None = None,
+        hardware: str | None = None,
         compare_with: Sequence[str] | None = None,
     ) -> Steps[Evaluation]:
         """Start an evaluation of a speculator.
@@ -36,6 +37,7 @@ class Evaluations(Resource[D]):
             max_tokens: an upper limit for the `max_tokens` of every row.
             price_per_gpu_hour: USD, for the cost of a million tokens; the default is the installation's price.
             engine: the options with which the speculator will be served; `slipstream.plans` lists them.
+            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
             compare_with: up to four further arms: ids of speculators or base speculators for the same model, `suffix`,
                 `ngram`. The report then has `arms` and `pairs`.
         """
@@ -47,6 +49,7 @@ class Evaluations(Resource[D]):
             "repeats": repeats,
             "price_per_gpu_hour": price_per_gpu_hour,
             "engine": engine,
+            "hardware": hardware,
             "compare_with": None if compare_with is None else list(compare_with),
         }
         return self.http.post(Evaluation, "evaluations", body)
@@ -59,6 +62,7 @@ class Evaluations(Resource[D]):
         prompts_file: str | None = None,
         concurrencies: Sequence[int] | None = None,
         engine: Mapping[str, Any] | None = None,
+        hardware: str | None = None,
         compare_with: Sequence[str] | None = None,
     ) -> Steps[EnginePlan]:
         """Show how the engines of such an evaluation would use their memory, without creating the evaluation."""
@@ -67,6 +71,7 @@ class Evaluations(Resource[D]):
             "prompts_file": prompts_file,
             "concurrencies": None if concurrencies is None else list(concurrencies),
             "engine": engine,
+            "hardware": hardware,
             "compare_with": None if compare_with is None else list(compare_with),
             "validate_only": True,
         }

@@ -1,4 +1,4 @@
-"""The devices that run jobs, with their prices."""
+"""The devices that run jobs and endpoints, with their prices."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,13 @@ from slipstream.records import Record
 class Hardware(Record):
     """Devices that do not differ in kind, model, memory and price."""
 
+    name: str | None = None  # the value of `hardware` in requests for such a device
     device_kind: str  # cuda or cpu
     model: str | None = None
     memory_bytes: int | None = None  # of one device; None: not stated
     price_per_hour: float | None = None  # USD for one device; None: no price is set
     count: int
-    free: int  # devices that no job holds
+    free: int  # devices that neither a job nor an endpoint holds
 
 
 class HardwareCatalog(Resource[D]):

@@ -50,6 +50,7 @@ class Pipelines(Resource[D]):
         deploy: bool = True,
         quote_id: str | None = None,
         engine: Mapping[str, Any] | None = None,
+        hardware: str | None = None,
     ) -> Steps[PipelineRun[D]]:
         """Start a pipeline; `create(...).wait()` waits until it has ended.
 
@@ -65,6 +66,7 @@ class Pipelines(Resource[D]):
                 with "baseline": "suffix", the speedup is measured against suffix decoding alone.
             quote_id: a quote whose cap limits the cost of the pipeline.
             engine: options of the deployment and the evaluation; `slipstream.plans` lists them.
+            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
         """
         body = {
             "name": name,
@@ -81,6 +83,7 @@ class Pipelines(Resource[D]):
             "deploy": deploy,
             "quote_id": quote_id,
             "engine": engine,
+            "hardware": hardware,
         }
         return self._started("pipelines", body)
 
@@ -97,6 +100,7 @@ class Pipelines(Resource[D]):
         evaluation: Mapping[str, Any] | None = None,
         deploy: bool = True,
         engine: Mapping[str, Any] | None = None,
+        hardware: str | None = None,
     ) -> Steps[PipelinePlan]:
         """Show how the engines of such a pipeline would use their memory, without creating the pipeline."""
         body = {
@@ -109,6 +113,7 @@ class Pipelines(Resource[D]):
             "evaluation": evaluation,
             "deploy": deploy,
             "engine": engine,
+            "hardware": hardware,
             "validate_only": True,
         }
         return self.http.post(PipelinePlan, "pipelines", body)

@@ -17,6 +17,7 @@ class DevicePlan(Record):
     """How an engine would use one device of this kind."""
 
     device_kind: str  # cuda, cpu
+    hardware: str | None = None  # name of the device, if the request asks for one
     fits: bool | None = None  # None: unknown; `reason` says why
     reason: Mapping[str, str] | None = None  # code, message
     memory_bytes: int | None = None  # bytes that the engine may use; None: no limit, or unknown

@@ -1,5 +1,7 @@
 """The API's objects. Times are Unix seconds. `extra` has the members that this version of the client does not know."""
 
+# long: the records of all resources that several modules of the client return
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -62,6 +64,7 @@ class Batch(Record):
     cost: Mapping[str, Any] | None = None  # cost so far: value, currency
     quote_id: str | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
+    hardware: str | None = None  # the device that was asked for; None: any
     resumed_from: str | None = None  # the batch whose finished rows this batch copies
     repair: Mapping[str, Any] | None = None  # rows, max_tokens: rows of `resumed_from` that are answered again
     rows_copied: int = 0  # number of copied rows, which `usage` and `cost` exclude
@@ -128,6 +131,7 @@ class Pipeline(Record):
     deployment_id: str | None = None
     quote_id: str | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
+    hardware: str | None = None  # the device that was asked for; None: any
     cost: Mapping[str, Any] | None = None  # cost so far
     report: Mapping[str, Any] | None = None  # report of the evaluation; the entry `definitions` explains every figure
     error_code: str | None = None
@@ -201,6 +205,7 @@ class Evaluation(Record):
     repeats: int = 1
     price_per_gpu_hour: float | None = None  # USD
     engine: Mapping[str, Any] | None = None  # options of the engine
+    hardware: str | None = None  # the device that was asked for; None: any
     compare_with: Sequence[str] = ()  # further arms; the report then has `arms` and `pairs`
     job_id: str
     progress: Progress | None = None
@@ -242,12 +247,14 @@ class Deployment(Record):
     adapters: Sequence[Mapping[str, str]] = ()  # id, name, model: the value of `model` in requests
     remember_answers: bool = True  # whether the engine may draft copies of a project's past answers
     engine: Mapping[str, Any] | None = None  # options of the engine, such as weights and max_concurrency
+    hardware: str | None = None  # the device that was asked for; None: any
     replicas: int = 1  # how many engine processes should answer the requests
     ready_replicas: int = 0
     scaling: Mapping[str, Any] | None = None  # when engines sleep, and how replicas follow traffic
     acceptance: Mapping[str, Any] | None = None  # state (learning, watching, dropped), reference, current
     error_code: str | None = None
     error_message: str | None = None
+    blocked: Mapping[str, Any] | None = None  # code, message: why a replica waits for a device
     created_at: int
     healthy_at: int | None = None
 

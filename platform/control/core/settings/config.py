@@ -20,7 +20,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class StatedDevice(BaseModel):
-    """A device that the operators state for the jobs of a worker. It need not exist, so tests can simulate devices."""
+    """A device that the operators state for jobs and endpoints. It need not exist, so tests can simulate devices."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,7 +55,8 @@ class Config(BaseSettings):
     max_queued_jobs: Annotated[int, Field(ge=0)] = 1_000
     max_running_jobs: Annotated[int, Field(ge=1)] | None = None  # none: no limit
     max_deployments: Annotated[int, Field(ge=0)] = 32
-    # Devices that endpoints may occupy at once. Each process of a deployment or canary occupies one.
+    # Devices that the jobs and endpoints of one organization may hold at once. Each process of a deployment or canary
+    # occupies one; a job holds one only if devices are stated.
     max_devices: Annotated[int, Field(ge=0)] = 16
     # for files, upload parts, adapters and captured requests
     max_storage_bytes: Annotated[int, Field(ge=0)] = 1024 * 1024 * MIB
@@ -82,10 +83,11 @@ class Config(BaseSettings):
     secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated, which only decrypt and verify
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
-    # The devices that a worker leases for its jobs, one job per device. Empty: the worker's own device, for any job.
+    # The devices that workers lease for jobs, and supervisors for endpoints: one job or replica per device. Empty: a
+    # worker's own device, for any job, and for endpoints see the next setting.
     devices: tuple[StatedDevice, ...] = ()
-    # Comma-separated CUDA devices, as in CUDA_VISIBLE_DEVICES; each endpoint gets one device for itself. None: the
-    # devices in the supervisor's CUDA_VISIBLE_DEVICES, or all devices of its machine.
+    # Comma-separated CUDA devices, as in CUDA_VISIBLE_DEVICES; each endpoint gets one device for itself, without a
+    # lease. None: the stated devices, or those in the supervisor's CUDA_VISIBLE_DEVICES, or all of its machine.
     endpoint_devices: str | None = None
     # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU, the weights plus 1 GiB.
     endpoint_memory_bytes: Annotated[int, Field(ge=1)] | None = None
@@ -154,9 +156,14 @@ class Config(BaseSettings):
         numbers = [(device.kind, device.index) for device in self.devices]
         if len(set(numbers)) < len(numbers):
             raise ValueError("devices must differ in kind or index")
+        if both := {str(index) for kind, index in numbers if kind == "cuda"} & self._endpoint_device_names():
+            raise ValueError(f"devices and endpoint_devices must not have a device in common, got {sorted(both)}")
         if numbers and ":" in self.device:
             raise ValueError(f"device must have no number if devices are stated, got {self.device!r}")
         return self
+
+    def _endpoint_device_names(self) -> set[str]:
+        return {name.strip() for name in (self.endpoint_devices or "").split(",")}
 
     @field_validator("certificate_key")
     @classmethod

@@ -48,6 +48,10 @@ class Workload:
         further_speculators: the other speculators of an evaluation, which are loaded at the same time.
         num_further_engines: the engines of an evaluation's further arms.
         trains_speculator: whether the served speculator is yet to be trained, so that its size is unknown.
+        hardware: kind or model of the device that was asked for; empty: any. A name that no present device has is
+            planned as any device.
+        staged_speculator_bytes: size of the weights of a speculator that the caller has measured. `speculator` is then
+            None, so that storage is not asked.
     """
 
     purpose: Purpose
@@ -58,6 +62,8 @@ class Workload:
     trains_speculator: bool = False
     further_speculators: Sequence[Speculator] = ()
     num_further_engines: int = 0
+    staged_speculator_bytes: int = 0
+    hardware: str = ""
 
 
 def engine_plan(options: EngineOptions, workload: Workload) -> EnginePlan:
@@ -70,7 +76,7 @@ def engine_plan(options: EngineOptions, workload: Workload) -> EnginePlan:
     drafting_check(options, base_model=workload.base_model, has_speculator=has_speculator)
     concurrency_check(options, workload.concurrencies)
     planner = _Planner(options, workload)
-    devices = [planner.on(device) for device in device_kinds()]
+    devices = [planner.on(device) for device in device_kinds(workload.hardware)]
     if all(device.fits is False for device in devices):
         raise _refusal(devices)
     return EnginePlan(devices=devices, warnings=list(_warnings(options, workload)))
@@ -107,7 +113,8 @@ class _Planner:
         model, speculator = workload.base_model, workload.speculator
         self.sizes = None if model is None or model.sizes is None else ModelSizes.from_json(model.sizes)
         speculators = [*([] if speculator is None else [speculator]), *workload.further_speculators]
-        self.speculator_bytes = sum(_weight_bytes(each.artifact_prefix) for each in speculators)
+        measured = sum(_weight_bytes(each.artifact_prefix) for each in speculators)
+        self.speculator_bytes = measured + workload.staged_speculator_bytes
         self.adapter_bytes = sum(adapter.size_bytes for adapter in workload.adapters)
 
     def on(self, device: DeviceKind) -> DevicePlan:
@@ -208,6 +215,7 @@ class _Planner:
     ) -> DevicePlan:
         return DevicePlan(
             device_kind=device.name,
+            hardware=device.hardware,
             fits=fits,
             reason=reason,
             memory_bytes=memory_bytes,

@@ -4,12 +4,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from control.core.api.schemas import IntRange, RequestModel, ResponseModel
+from control.core.api.schemas import IntRange, RequestModel, ResponseModel, Text
 
 MAX_DRAFT_BUDGET = 256
 
 ValidateOnly = Annotated[
     bool, Field(strict=True, description="Create nothing and answer with the plan of the memory. Uses no quota.")
+]
+
+Hardware = Annotated[
+    Annotated[str, Text(80)] | None,
+    Field(
+        description="Model or kind of the device, as `name` or `device_kind` of GET /v1/hardware. Null: any device "
+        "whose memory suffices."
+    ),
 ]
 
 
@@ -72,6 +80,7 @@ class DevicePlan(ResponseModel):
     """How an engine would use the memory of one device of this kind."""
 
     device_kind: str = Field(description="`cuda` or `cpu`.")
+    hardware: str | None = Field(description="Name of the device, if the request asks for one.")
     fits: bool | None = Field(description="Null: unknown; `reason` says why.")
     reason: Reason | None = Field(description="Null: it fits.")
     memory_bytes: int | None = Field(description="Memory that the engine may use. Null: no bound, or unknown.")

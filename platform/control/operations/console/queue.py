@@ -1,7 +1,6 @@
-"""The queue page: waiting jobs by organization, leases of running jobs, workers with their heartbeats, and devices."""
+"""The queue page: waiting jobs by organization, leases of running jobs, and workers with their heartbeats."""
 
 import datetime as dt
-from collections import defaultdict
 from typing import Any
 
 from django.contrib import admin
@@ -11,11 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils import timezone
 
-from control.billing.usage.device_time import device_prices
 from control.core.settings.config import get_config
 from control.operations.console.visitors import staff_may
-from control.queue.devices.models import Device, DeviceLease
-from control.queue.devices.selectors import hour_usd, leases_valid
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.selectors import SILENT_SECONDS, is_waiting
 
@@ -34,7 +30,6 @@ def queue(request: HttpRequest) -> HttpResponse:
         "num_backing_off": Job.objects.filter(status=Job.Status.QUEUED).exclude(is_waiting()).count(),
         "running": _running(now),
         "workers": _workers(now),
-        "devices": _devices(now),
         "lease_seconds": get_config().lease_seconds,
     }
     return TemplateResponse(request, "console/queue.html", context)
@@ -64,22 +59,6 @@ def _workers(now: dt.datetime) -> list[dict[str, Any]]:
             "is_silent": (now - worker.heartbeat_at).total_seconds() > SILENT_SECONDS,
         }
         for worker in Worker.objects.order_by("role", "pk")[:MAX_LINES]
-    ]
-
-
-def _devices(now: dt.datetime) -> list[dict[str, Any]]:
-    """All registered devices, with the valid leases on them. A device that is not stated may have several."""
-    prices, leases = device_prices(), defaultdict[int, list[DeviceLease]](list)
-    for lease in leases_valid().select_related("job__organization").order_by("since"):
-        leases[lease.device_id].append(lease)
-    return [
-        {
-            "device": device,
-            "price": hour_usd(device.kind, device.hour_nanousd, prices),
-            "leases": leases[device.pk],
-            "is_lost": device.lease_until <= now,
-        }
-        for device in Device.objects.all()[:MAX_LINES]
     ]
 
 

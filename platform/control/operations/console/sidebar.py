@@ -20,12 +20,14 @@ class SidebarEntry:
     icon: str  # name of a Material symbol
 
 
-_QUEUE = (SidebarEntry("Work", 5, "Queue and workers", "groups"), "queue")  # this page has no admin class
+# These pages have no admin class.
+_QUEUE = (SidebarEntry("Work", 5, "Queue and workers", "groups"), "queue")
+_POOL = (SidebarEntry("Work", 6, "Pool of devices", "memory"), "pool")
 
 
 def navigation(request: HttpRequest) -> list[dict[str, Any]]:
     """Unfold's setting SIDEBAR["navigation"]: the pages that the caller may open."""
-    entries = [_QUEUE] if staff_may(request, "jobs.view_job") else []
+    entries = [_QUEUE, _POOL] if staff_may(request, "jobs.view_job") else []
     for model, page in admin.site._registry.items():
         entry = getattr(page, "sidebar", None)
         if entry is not None and page.has_module_permission(request):

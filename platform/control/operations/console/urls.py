@@ -4,6 +4,7 @@ from django.contrib import admin
 from django.urls import path
 
 from control.operations.console.compare import speculators_compare
+from control.operations.console.pool import pool
 from control.operations.console.queue import queue
 from control.operations.console.site import redirect_to_row
 from control.operations.console.views import organization_invoice, speculator_plot
@@ -15,6 +16,7 @@ urlpatterns = [
         admin.site.admin_view(organization_invoice),
         name="organization-invoice",
     ),
+    path("pool", admin.site.admin_view(pool), name="pool"),
     path("queue", admin.site.admin_view(queue), name="queue"),
     path("speculators/compare", admin.site.admin_view(speculators_compare), name="speculators-compare"),
     path("speculators/<str:speculator_id>/plot", admin.site.admin_view(speculator_plot), name="speculator-plot"),

@@ -4,7 +4,9 @@ from collections.abc import Collection
 
 from control.queue.devices.leases import fits
 from control.queue.devices.models import Device
-from control.queue.devices.selectors import devices_present
+from control.queue.devices.quota import CODE, devices_held
+from control.queue.devices.selectors import devices_present, names_of
+from control.queue.devices.shortage import no_device_fits, no_such_hardware
 from control.queue.jobs.models import Job
 from control.queue.jobs.positions import queue_positions_set
 
@@ -23,23 +25,24 @@ def waiting_described(jobs: Collection[Job]) -> None:
     waiting = [job for job in jobs if job.queue_position is not None]
     if not waiting:
         return
-    devices = list(devices_present().only("kind", "memory_bytes"))
+    devices = list(devices_present().only("kind", "model", "memory_bytes"))
+    are_counted = all(device.memory_bytes is not None for device in devices)
+    held = devices_held(waiting[0].organization_id) if are_counted else None
     for job in waiting:
         if not devices:
             job.blocked = NO_WORKER
-        elif job.memory_needed is not None and not any(
-            device.memory_bytes is None or fits(job.memory_needed, device) for device in devices
-        ):
-            job.blocked = {"code": "no_device_fits", "message": _shortage(job.memory_needed, devices)}
+        else:
+            job.blocked = _blocked(job, devices)
+            if job.blocked is None and held is not None and held.is_at_limit:
+                job.blocked = {"code": CODE, "message": held.message("job")}
 
 
-def _shortage(needed: dict[str, int], devices: Collection[Device]) -> str:
-    wanted = " or ".join(f"{size / 1e9:.1f} GB ({kind})" for kind, size in sorted(needed.items()))
-    largest: dict[str, int] = {}
-    for device in devices:
-        largest[device.kind] = max(largest.get(device.kind, 0), device.memory_bytes or 0)
-    present = ", ".join(f"{size / 1e9:.1f} GB ({kind})" for kind, size in sorted(largest.items()))
-    return (
-        f"The job needs a device with {wanted}; the largest devices of the workers have {present}. Use `engine` to ask "
-        "for less memory (max_context, max_concurrency, weights), or wait for a worker with a larger device."
-    )
+def _blocked(job: Job, devices: list[Device]) -> dict[str, str] | None:
+    if job.hardware:
+        present, devices = devices, [device for device in devices if job.hardware in names_of(device)]
+        if not devices:
+            return {"code": "no_such_hardware", "message": no_such_hardware("job", job.hardware, present)}
+    needed = job.memory_needed
+    if needed is None or any(device.memory_bytes is None or fits(needed, device) for device in devices):
+        return None
+    return {"code": "no_device_fits", "message": no_device_fits("job", needed, devices)}

@@ -13,9 +13,11 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from control.core.settings.config import get_config
-from control.queue.devices.models import Device, DeviceLease
+from control.queue.devices.holds import hold_add
+from control.queue.devices.models import Device, DeviceLease, EndpointLease
 from control.queue.devices.own import own_devices
-from control.queue.devices.selectors import is_valid, leases_valid
+from control.queue.devices.quota import devices_held_locked, may_hold_another
+from control.queue.devices.selectors import is_valid, leases_valid, names_of
 from control.queue.devices.services import rows_of
 from control.queue.jobs.models import Job
 
@@ -28,24 +30,36 @@ class Offer:
     is_limited: bool  # False: no devices are stated, so every job fits
 
     def fits(self) -> Q:
-        """Matches the jobs that fit one of the devices."""
+        """Matches the jobs that fit one of the devices, ask for none or one of their names, and may hold a device."""
+        names = {name for device in self.devices for name in names_of(device)}
         if not self.is_limited:
-            return Q()
+            return Q(hardware__in=["", *names])
         if not self.devices:
             return Q(pk__in=())
+        fits = self._fits_one_of(self.devices, Q(hardware=""))
+        for name in sorted(names):
+            named = [device for device in self.devices if name in names_of(device)]
+            fits |= self._fits_one_of(named, Q(hardware=name))
+        return fits & may_hold_another()
+
+    def allows(self, job: Job) -> bool:
+        """Returns whether the job's organization may hold another device. Locks the organization if devices count."""
+        return not self.is_limited or not devices_held_locked(job.organization_id).is_at_limit
+
+    @staticmethod
+    def _fits_one_of(devices: Sequence[Device], asked: Q) -> Q:
         fits = Q(memory_needed__isnull=True)
-        for kind, memory_bytes in self._largest().items():
+        largest = {device.kind: _memory(device) for device in sorted(devices, key=_memory)}
+        for kind, memory_bytes in largest.items():
             fits |= Q(**{f"memory_needed__{kind}__lte": memory_bytes})
-        return fits
+        return asked & fits
 
     def choose(self, job: Job) -> Device | None:
         """Returns the device with the least memory that fits a job that `fits` matches; None: none is registered."""
         if not self.is_limited:
             return next(iter(self.devices), None)
-        return min((device for device in self.devices if fits(job.memory_needed, device)), key=_memory)
-
-    def _largest(self) -> dict[str, int]:
-        return {device.kind: _memory(device) for device in sorted(self.devices, key=_memory)}
+        fitting = (device for device in self.devices if fits(job.memory_needed, device, job.hardware))
+        return min(fitting, key=_memory)
 
 
 def devices_offered() -> Offer:
@@ -59,13 +73,23 @@ def devices_offered() -> Offer:
     if not config.devices:
         return Offer(list(rows), is_limited=False)
     locked = list(rows.order_by("kind", "index").select_for_update(no_key=True))
-    held = set(leases_valid().filter(device__in=locked).values_list("device_id", flat=True))
-    return Offer([device for device in locked if device.pk not in held], is_limited=True)
+    return Offer(free_among(locked), is_limited=True)
+
+
+def free_among(devices: Sequence[Device]) -> list[Device]:
+    """Returns the devices that neither a job nor an endpoint holds. The caller has locked their rows."""
+    by_jobs = leases_valid().filter(device__in=devices).values_list("device_id", flat=True)
+    by_endpoints = EndpointLease.objects.filter(device__in=devices).values_list("device_id", flat=True)
+    held = {*by_jobs, *by_endpoints}
+    return [device for device in devices if device.pk not in held]
 
 
 def device_lease(device: Device, *, job_id: str, fence: int) -> None:
     """Gives the device to a job that was claimed with this fence, and deletes leases that have ended."""
-    DeviceLease.objects.filter(Q(device=device) | Q(job_id=job_id)).exclude(is_valid()).delete()
+    ended = DeviceLease.objects.filter(Q(device=device) | Q(job_id=job_id)).exclude(is_valid())
+    for lease in ended.select_related("job"):  # of attempts whose worker is lost; nobody has recorded their end yet
+        lease.delete()
+        hold_add(lease.device_id, since=lease.since, until=lease.job.lease_until or lease.since)
     DeviceLease.objects.create(device=device, job_id=job_id, fence=fence, since=Now())
 
 
@@ -96,8 +120,10 @@ def visible_devices(device: Device) -> str | None:
     return str(device.index) if device.kind == "cuda" else ""
 
 
-def fits(needed: Mapping[str, int] | None, device: Device) -> bool:
-    """Returns whether a device with stated memory has what a job needs (see `Job.memory_needed`)."""
+def fits(needed: Mapping[str, int] | None, device: Device, hardware: str = "") -> bool:
+    """Returns whether a device with stated memory has what a job needs (see `Job.memory_needed` and `Job.hardware`)."""
+    if hardware and hardware not in names_of(device):
+        return False
     return needed is None or (device.kind in needed and needed[device.kind] <= _memory(device))
 
 

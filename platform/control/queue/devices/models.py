@@ -1,12 +1,13 @@
 """Tables of devices and of the leases on them.
 
-A worker registers the devices of its machine and renews their rows with its heartbeat. All times are by the database's
-clock.
+A worker registers the devices of its machine and renews their rows with its heartbeat. So does a supervisor of
+endpoints for the devices that are stated. All times are by the database's clock.
 """
 
 from django.db import models
 
 from control.queue.jobs.models import Job
+from control.tenants.accounts.models import Organization
 
 
 class Device(models.Model):
@@ -25,7 +26,10 @@ class Device(models.Model):
         null=True, blank=True, help_text="Price of one hour. Null: the price of the kind of device applies."
     )
     renewed_at = models.DateTimeField()
-    lease_until = models.DateTimeField(help_text="Until then, the device counts as present.")
+    lease_until = models.DateTimeField(help_text="Until then, a worker can run jobs on the device.")
+    endpoints_until = models.DateTimeField(
+        null=True, blank=True, help_text="Until then, a supervisor can start engines of endpoints on the device."
+    )
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["machine", "kind", "index"], name="device_once")]
@@ -52,3 +56,38 @@ class DeviceLease(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job_id} holds {self.device_id}"
+
+
+class EndpointLease(models.Model):
+    """A device that the engine of an endpoint's replica holds.
+
+    The lease is valid until a supervisor of the machine deletes it, after the engine has ended. It therefore outlives
+    the supervisor together with the engine.
+    """
+
+    device = models.ForeignKey(Device, on_delete=models.CASCADE, related_name="endpoint_leases")
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    deployment_id = models.CharField(max_length=40)
+    replica = models.CharField(max_length=64, help_text="Name of the replica: the deployment's id and a number.")
+    fence = models.BigIntegerField(help_text="The fence of the supervisor's claim on the replica.")
+    since = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["device", "replica"], name="endpoint_lease_once")]
+
+    def __str__(self) -> str:
+        return f"{self.replica} holds {self.device_id}"
+
+
+class DeviceHold(models.Model):
+    """A lease that has ended: from when to when a job or an endpoint held the device. Kept for about a day."""
+
+    device = models.ForeignKey(Device, on_delete=models.CASCADE, related_name="holds")
+    since = models.DateTimeField()
+    until = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["device", "until"], name="device_hold_until")]
+
+    def __str__(self) -> str:
+        return f"{self.device_id} until {self.until}"

@@ -10,15 +10,16 @@ from control.queue.devices.selectors import Hardware
 
 
 class HardwareObject(ResponseModel):
-    """Devices that run jobs and do not differ in kind, model, memory and price."""
+    """Devices that run jobs or endpoints and do not differ in kind, model, memory and price."""
 
     object: Literal["hardware"] = "hardware"
+    name: str = Field(description="The value of `hardware` in requests for such a device. A kind is a value too.")
     device_kind: str = Field(description="`cuda` or `cpu`.")
     model: str | None = Field(description="Name of the hardware. Null: unknown.")
     memory_bytes: int | None = Field(description="Memory of one device. Null: the operators have not stated it.")
     price_per_hour: float | None = Field(description="USD for one device. Null: no price is set.")
     count: int = Field(description="Number of these devices.")
-    free: int = Field(description="Number of these devices that no job holds.")
+    free: int = Field(description="Number of these devices that neither a job nor an endpoint holds.")
 
 
 class HardwareList(ResponseModel):

@@ -1,4 +1,4 @@
-"""Registers the devices of this process's worker."""
+"""Registers the devices of the worker or the supervisor in this process."""
 
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
@@ -11,29 +11,48 @@ from control.queue.jobs.selectors import FORGOTTEN_SECONDS, SILENT_SECONDS
 
 
 def devices_renew() -> None:
-    """Stores the devices of this worker, or renews their rows. Several workers may renew the same row."""
-    config = get_config()
-    seconds = max(SILENT_SECONDS, 2 * config.reconcile_seconds)
-    devices = own_devices(config)
-    for device in devices:
-        device.renewed_at, device.lease_until = Now(), from_now(seconds)
-    Device.objects.bulk_create(
-        devices,
-        update_conflicts=True,
-        unique_fields=["machine", "kind", "index"],
-        update_fields=["model", "memory_bytes", "hour_nanousd", "renewed_at", "lease_until"],
-    )
+    """Stores the devices of this worker, or renews their rows. Several processes may renew the same row."""
+    _renew("lease_until")
 
 
 def devices_register() -> None:
     """Stores the devices of a worker that starts, and deletes rows that were not renewed for a day."""
-    Device.objects.filter(lease_until__lt=from_now(-FORGOTTEN_SECONDS)).delete()
+    limit = from_now(-FORGOTTEN_SECONDS)
+    Device.objects.filter(Q(endpoints_until=None) | Q(endpoints_until__lt=limit), lease_until__lt=limit).delete()
     devices_renew()
+
+
+def endpoint_devices_renew() -> None:
+    """Stores the devices that this supervisor leases for engines, or renews their rows.
+
+    They are offered to jobs only while a worker renews them too.
+    """
+    _renew("endpoints_until")
+
+
+def _renew(offer: str) -> None:
+    """Args: offer: the column that says until when the devices are offered to jobs or to endpoints."""
+    config = get_config()
+    devices, until = own_devices(config), from_now(max(SILENT_SECONDS, 2 * config.reconcile_seconds))
+    for device in devices:
+        device.renewed_at, device.lease_until = Now(), Now()  # of a new row
+        setattr(device, offer, until)
+    Device.objects.bulk_create(
+        devices,
+        update_conflicts=True,
+        unique_fields=["machine", "kind", "index"],
+        update_fields=["model", "memory_bytes", "hour_nanousd", "renewed_at", offer],
+    )
 
 
 def devices_withdraw() -> None:
     """Lets the devices of a worker that stops no longer count. Another worker of the machine may renew them again."""
     rows_of(own_devices(get_config())).update(lease_until=Now())
+
+
+def endpoint_devices_withdraw() -> None:
+    """Lets the devices of a supervisor that stops no longer count for endpoints. Their leases stay."""
+    rows_of(own_devices(get_config())).update(endpoints_until=Now())
 
 
 def rows_of(devices: list[Device]) -> QuerySet[Device]:

@@ -9,7 +9,7 @@ from control.tenants.authentication.views import OrganizationView
 
 
 class HardwareView(OrganizationView):
-    """The devices that run jobs, with their prices. Devices of machines that do not report are left out."""
+    """The devices that run jobs and endpoints, with their prices. Machines that do not report are left out."""
 
     scope = "models"
 

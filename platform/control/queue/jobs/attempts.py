@@ -1,4 +1,5 @@
-"""Records the device time of an attempt when it ends: in the usage ledger, and in the worker time that `fair` compares.
+"""Records the device time of an attempt when it ends: in the usage ledger, in the worker time that `fair` compares, and
+as the time for which its device was held.
 
 A killed worker cannot report when it was killed. Its attempt is assumed to have ended at the last renewal of its lease.
 The ledger therefore misses at most one interval between renewals (`renew_seconds`), and never contains time after the
@@ -12,6 +13,7 @@ from control.billing.ledger.services import device_kind
 from control.billing.usage.device_time import device_time_add
 from control.billing.usage.services import caller_of_job
 from control.core.settings.config import get_config
+from control.queue.devices.holds import job_lease_end
 from control.queue.jobs.fair import share_charge
 from control.queue.jobs.models import Job, JobEvent
 
@@ -28,6 +30,7 @@ def attempt_ended(job: Job, *, fence: int, at: dt.datetime) -> None:
     Args: job: the row with the attempt's `claimed_at`.
     """
     share_charge(job.organization_id, since=job.claimed_at, until=at)
+    job_lease_end(job_id=job.pk, fence=fence, until=at)
     _write_ledger(job, fence=fence, until=at)
 
 
@@ -39,6 +42,7 @@ def attempt_lost(job: Job) -> None:
     if job.lease_until is None:
         return
     share_charge(job.organization_id, since=job.claimed_at, until=job.lease_until)
+    job_lease_end(job_id=job.pk, fence=job.fence, until=job.lease_until)
     last_renewal = job.lease_until - dt.timedelta(seconds=get_config().lease_seconds)
     _write_ledger(job, fence=job.fence, until=last_renewal)
 

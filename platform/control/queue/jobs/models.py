@@ -42,6 +42,13 @@ class Job(ProjectObject):
         help_text="Bytes of memory that a device must have, by kind: {cpu, cuda}. 0: unknown. A kind that is missing "
         "cannot run the job. Null: nothing is known, so the job fits on every device.",
     )
+    hardware = models.CharField(
+        max_length=80,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Kind or model of the device on which the job must run; empty: any device that fits.",
+    )
     priority = models.SmallIntegerField(
         default=0, db_default=0, help_text="Jobs of the same organization with a higher priority are claimed first."
     )

@@ -14,10 +14,14 @@ QUEUE_POSITION = (
 
 
 class Blocked(ResponseModel):
-    """Why no worker claims a job that is waiting.
+    """Why a job that is waiting is not claimed, or why a replica of a deployment is not started.
 
     `no_worker`: no worker is running.
-    `no_device_fits`: no device of the running workers has the memory that the job needs.
+    `no_device_fits`: no device that is present has the memory that the job or the replica needs.
+    `no_such_hardware`: no device that is present has the kind or model that was asked for as `hardware`.
+    `devices_quota_exceeded`: the organization holds as many devices as it may; the message says what holds them.
+    `no_free_device`: jobs or other endpoints hold all devices that fit the replica; a job that only has to wait for
+    others is not blocked.
     """
 
     code: str

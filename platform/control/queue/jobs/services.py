@@ -59,12 +59,13 @@ def job_submit(
     memory_needed: Mapping[str, int] | None = None,
     is_continuation: bool = False,
     priority: str = NORMAL,
+    hardware: str = "",
 ) -> Job:
     """Queues a job.
 
     Args:
         params: storage keys and ids, never paths of one machine.
-        memory_needed: see `Job.memory_needed`.
+        memory_needed, hardware: see the columns of `Job`.
         is_continuation: the job continues work that was accepted before, so the quota is not checked.
         priority: a name in `fair.LEVELS`; it orders the jobs of the organization only.
 
@@ -81,6 +82,7 @@ def job_submit(
             kind=kind,
             params=dict(params),
             memory_needed=memory_needed,
+            hardware=hardware,
             priority=priority_of(kind, priority),
         )
         event_add(job_id=job.pk, type="queued", data=origin())
@@ -126,8 +128,9 @@ def job_claim_next(*, worker: str) -> Claim | None:
             if candidate is None:
                 return None
             job, limit = candidate.job, candidate.limit
-            is_allowed = limit is None or may_run_another(job.organization_id, limit)
             device = offer.choose(job) if job.cancel_requested_at is None else None
+            is_allowed = limit is None or may_run_another(job.organization_id, limit)
+            is_allowed = is_allowed and (device is None or offer.allows(job))
             claim = _claim(job, worker, device) if is_allowed else None
         if claim is not None:
             return claim

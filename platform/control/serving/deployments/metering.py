@@ -61,7 +61,8 @@ def _record(replica: Replica, *, since: dt.datetime, until: dt.datetime, metered
             subject=Subject.ENDPOINT_TIME,
             object_id=deployment.pk,
             sequence=f"{replica.number}/{since.isoformat()}",
-            device_kind=device_kind(),
+            device_kind=replica.device_kind or device_kind(),
+            hour_nanousd=replica.hour_nanousd,
             since=since,
             until=until,
         )

@@ -42,6 +42,13 @@ class Deployment(ProjectObject):
         help_text="Whether the engine drafts copies of a project's past answers, which it keeps in memory.",
     )
     engine = models.JSONField(null=True, blank=True, help_text="The request's options of the engine; null: defaults.")
+    hardware = models.CharField(
+        max_length=80,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Kind or model of the replicas' devices; empty: any.",
+    )
     desired_state = models.CharField(max_length=16, choices=Desired.choices, default=Desired.RUNNING)
     state = models.CharField(max_length=16, choices=State.choices, default=State.PROVISIONING)
     generation = models.PositiveIntegerField(default=1, help_text="Incremented by every change of the desired state.")
@@ -119,6 +126,19 @@ class Replica(models.Model):
     pid = models.PositiveIntegerField(null=True, blank=True)
     process_started = models.CharField(
         max_length=40, blank=True, help_text="Start time of the process `pid`, because a pid can be reused."
+    )
+    device_kind = models.CharField(
+        max_length=24,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Kind of the leased device; empty: no device was leased.",
+    )
+    hour_nanousd = models.PositiveBigIntegerField(
+        null=True, blank=True, help_text="Price of one hour of the leased device; null: the price of its kind."
+    )
+    blocked = models.JSONField(
+        null=True, blank=True, help_text="Why the replica waits for a device: {code, message}. Null: it does not wait."
     )
     crashes = models.JSONField(default=list, blank=True, help_text="Unix times of the crashes of the last 10 minutes.")
     not_before = models.DateTimeField(null=True, blank=True, help_text="No process is started before.")

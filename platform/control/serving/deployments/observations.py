@@ -22,6 +22,7 @@ from control.serving.deployments.states import RUNNING_STATES, State, transition
 CRASH_WINDOW_SECONDS = 600.0
 MAX_CRASHES = 5
 MAX_BACKOFF_SECONDS = 60.0
+DEVICE_WAIT_SECONDS = 2.0  # between two searches for a free device
 USE_RECORDED_SECONDS = 1.0  # `used_at` is written again when it is wrong by this time or more
 NO_PROCESS: dict[str, Any] = {
     "pid": None, "process_started": "", "host": "", "port": None, "token": "", "operator_token": "", "certificate": "",
@@ -33,7 +34,7 @@ NO_PROCESS: dict[str, Any] = {
 def replica_launched(*, replica: Replica, **process: Any) -> bool:
     """Records the process that was started for the generation of `replica.deployment`.
 
-    Args: process: values of the fields in `NO_PROCESS`, and `launcher`.
+    Args: process: values of the fields in `NO_PROCESS`, `launcher`, and what is known of the device.
     Returns: False if the deployment or the claim has changed meanwhile; the caller must then end the process.
     """
     deployment = _lock(replica)
@@ -45,8 +46,21 @@ def replica_launched(*, replica: Replica, **process: Any) -> bool:
         state=Replica.State.PROVISIONING,
         generation=deployment.generation,
         metered_until=timezone.now(),
+        blocked=None,
         **process,
     )
+
+
+@transaction.atomic
+def replica_blocked(*, replica: Replica, code: str, message: str) -> None:
+    """Records that the replica waits for a device, and when the supervisor looks for one again.
+
+    There is no effect if the deployment has changed.
+    """
+    deployment = _lock(replica)
+    if deployment.generation == replica.deployment.generation and _is_wanted(deployment, replica):
+        not_before = timezone.now() + dt.timedelta(seconds=DEVICE_WAIT_SECONDS)
+        _write(deployment, replica, blocked={"code": code, "message": message}, not_before=not_before)
 
 
 @transaction.atomic
@@ -109,6 +123,7 @@ def replica_crashed(*, replica: Replica, code: str, message: str, log: str = "")
         message = f"{len(crashes)} crashes within 10 minutes. The last error: {message}"
         error = {"code": "crash_loop", "message": message}
     changes = {**NO_PROCESS, "crashes": crashes, "not_before": not_before, "error": {**error, "log": log}}
+    changes["blocked"] = None
     if _write(deployment, replica, state=to, **changes):
         endpoint_meter_end(replica=replica)
 
@@ -138,7 +153,7 @@ def replica_ended(*, replica: Replica) -> bool:
     """Records that a replica's drained process has ended, or that the replica has no process and needs none."""
     deployment = _lock(replica)
     to = Replica.State.PROVISIONING if _is_wanted(deployment, replica) else Replica.State.STOPPED
-    if not _write(deployment, replica, state=to, healthy_at=None, **NO_PROCESS):
+    if not _write(deployment, replica, state=to, healthy_at=None, blocked=None, **NO_PROCESS):
         return False
     endpoint_meter_end(replica=replica)
     if replica.number >= deployment.num_replicas:

@@ -1,12 +1,15 @@
 """Checks an organization's limits on deployments and on the devices that its endpoints occupy.
 
 Every replica occupies one device, so a running deployment with one replica and a canary occupies two. A process that
-is being stopped occupies its device until it has ended. The devices of jobs are limited by the number of running jobs.
+is being stopped occupies its device until it has ended. A request to start more endpoints than the limit allows is
+refused here. The devices that jobs and endpoints hold together are limited when they are leased
+(`queue.devices.quota`).
 """
 
-from django.db.models import Sum
+from django.db.models import QuerySet, Sum
 
 from control.core.api.errors import over_limit
+from control.queue.devices.quota import MAX_NAMES
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.states import RUNNING_STATES, State
 from control.tenants.quotas.quota import organization_lock, quota_of
@@ -38,8 +41,8 @@ def device_quota_check(organization_id: str, *, num_more: int = 1, starting: str
     occupied = devices_occupied(organization_id, without=starting)
     if occupied + num_more > limit:
         message = (
-            f"Your organization's endpoints occupy {occupied:,} devices and would need {num_more:,} more, "
-            f"but its limit is {limit:,}. Stop one first."
+            f"Your organization's endpoints occupy {occupied:,} devices{_names(organization_id, starting)} and would "
+            f"need {num_more:,} more, but its limit is {limit:,}. Stop one first."
         )
         raise over_limit(message, "devices_quota_exceeded")
 
@@ -49,6 +52,19 @@ def devices_occupied(organization_id: str, *, without: str | None = None) -> int
 
     Args: without: id of a deployment that is not counted.
     """
-    running = Deployment.objects.filter(state__in=[*RUNNING_STATES, State.STOPPING], organization_id=organization_id)
-    total: int | None = running.exclude(pk=without).aggregate(total=Sum("num_replicas"))["total"]
+    total: int | None = _running(organization_id, without).aggregate(total=Sum("num_replicas"))["total"]
     return total or 0
+
+
+def _running(organization_id: str, without: str | None) -> QuerySet[Deployment]:
+    running = Deployment.objects.filter(state__in=[*RUNNING_STATES, State.STOPPING], organization_id=organization_id)
+    return running.exclude(pk=without)
+
+
+def _names(organization_id: str, without: str | None) -> str:
+    """Returns the names of the deployments that occupy the most devices, in parentheses."""
+    largest = _running(organization_id, without).order_by("-num_replicas", "pk").select_related("canary_of")
+    names = [f"{row.served_name}: {row.num_replicas}" for row in largest[: MAX_NAMES + 1]]
+    if not names:
+        return ""
+    return f" ({', '.join(names[:MAX_NAMES])}{', …' if len(names) > MAX_NAMES else ''})"

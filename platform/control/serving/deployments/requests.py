@@ -14,6 +14,7 @@ from control.models.catalog.models import Speculator
 from control.models.catalog.selectors import base_model_get
 from control.models.engines.planning import engine_plan
 from control.models.engines.schemas import EnginePlan
+from control.queue.devices.selectors import hardware_check
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.scaling import scaling_of
 from control.serving.deployments.schemas import DeploymentOptions, DeploymentUpdateInput
@@ -33,19 +34,21 @@ def plan_from(organization: Organization, body: DeploymentOptions) -> EnginePlan
     """Plans the memory of a deployment's engine without creating the deployment.
 
     Raises: ApiError: 404, no such model, speculator or adapter; 409, one of them is not usable; 400, the engine does
-        not fit.
+        not fit, or no device has the name `hardware`.
     """
     named = body.speculator_id
     workload = deployment_workload(
         base_model_get(organization, body.model),
         None if named is None else speculator_preview(organization, named),
         adapters_get(organization, body.adapters),
+        hardware_check(body.hardware),
     )
     return engine_plan(body.engine, workload)
 
 
 def create_from(organization: Organization, body: DeploymentOptions) -> Deployment:
-    """Raises: ApiError: 404, no such model, speculator or adapter; otherwise as `deployment_create`."""
+    """Raises: ApiError: 404, no such model, speculator or adapter; 400, no device has the name `hardware`; otherwise as
+    `deployment_create`."""
     return deployment_create(
         organization=organization,
         name=body.name,
@@ -56,6 +59,7 @@ def create_from(organization: Organization, body: DeploymentOptions) -> Deployme
         engine=body.engine,
         num_replicas=body.replicas,
         scaling=body.scaling,
+        hardware=hardware_check(body.hardware),
     )
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import Failure, OneOf, RequestModel, ResponseModel, Text, Unix
-from control.models.engines.schemas import EngineOptions, ValidateOnly
+from control.models.engines.schemas import EngineOptions, Hardware, ValidateOnly
+from control.queue.jobs.schemas import Blocked
 from control.serving.acceptance.schemas import DeploymentAcceptance
 from control.serving.deployments.figures import PeriodFigures
 from control.serving.deployments.models import Deployment, Replica
@@ -33,6 +34,7 @@ class DeploymentOptions(RequestModel):
     engine: EngineOptions = EngineOptions()
     replicas: NumReplicas = Field(default=1, description=_REPLICAS)
     scaling: ScalingOptions = ScalingOptions()
+    hardware: Hardware = None
 
 
 class DeploymentInput(DeploymentOptions):
@@ -65,6 +67,7 @@ class DeploymentObject(ResponseModel):
     adapters: list[ServedAdapter]
     remember_answers: bool
     engine: EngineOptions
+    hardware: str | None = Field(description="The device that was asked for. Null: any.")
     replicas: int = Field(description=_REPLICAS)
     ready_replicas: int = Field(description="How many replicas are ready now. A sleeping one is not.")
     scaling: ScalingOptions
@@ -74,6 +77,9 @@ class DeploymentObject(ResponseModel):
     desired_state: Annotated[str, OneOf(Deployment.Desired)]
     state: Annotated[str, OneOf(Deployment.State)]
     error: SkipValidation[Failure | None]
+    blocked: SkipValidation[Blocked | None] = Field(
+        description="Why a replica waits for a device. Null: no replica waits for one."
+    )
     created_at: Unix
     healthy_at: Unix | None
 
@@ -91,11 +97,19 @@ class DeploymentObject(ResponseModel):
             model=deployment.base_model.name,
             adapters=adapters,
             engine=options,
+            hardware=deployment.hardware or None,
             replicas=deployment.num_replicas,
             ready_replicas=len(ready),
             scaling=scaling_of(deployment),
             acceptance=DeploymentAcceptance.of(deployment),
+            blocked=blocked_of(deployment),
         )
+
+
+def blocked_of(deployment: Deployment) -> dict[str, str] | None:
+    """Returns the reason of the first replica that waits for a device."""
+    replicas = sorted(deployment.replicas.all(), key=lambda replica: replica.number)
+    return next((replica.blocked for replica in replicas if replica.blocked is not None), None)
 
 
 class DeploymentMetrics(ResponseModel):

@@ -43,6 +43,7 @@ def deployment_create(
     engine: EngineOptions | None = None,
     num_replicas: int = 1,
     scaling: ScalingOptions | None = None,
+    hardware: str = "",
 ) -> Deployment:
     """Creates a deployment that answers requests for the model `name`. The supervisor starts its process.
 
@@ -64,7 +65,7 @@ def deployment_create(
     device_quota_check(organization.pk, num_more=num_replicas)
     if speculator is not None:
         _lock(speculator)
-    engine_plan(engine or EngineOptions(), deployment_workload(base_model, speculator, adapters))
+    engine_plan(engine or EngineOptions(), deployment_workload(base_model, speculator, adapters, hardware))
     try:
         with transaction.atomic():  # a savepoint, so that a failed insert does not break the caller's transaction
             deployment = Deployment.objects.create(
@@ -76,6 +77,7 @@ def deployment_create(
                 engine=None if engine is None else engine.model_dump(),
                 num_replicas=num_replicas,
                 scaling=stored_scaling,
+                hardware=hardware,
             )
     except IntegrityError as error:
         raise ApiError(409, f"There is already a deployment named {name!r}.", "name_taken", "name") from error
@@ -90,7 +92,9 @@ def deployment_create(
     return deployment
 
 
-def deployment_workload(base_model: BaseModel, speculator: Speculator | None, adapters: Sequence[Adapter]) -> Workload:
+def deployment_workload(
+    base_model: BaseModel, speculator: Speculator | None, adapters: Sequence[Adapter], hardware: str = ""
+) -> Workload:
     """Returns the workload for which `engine_plan` computes the memory.
 
     Raises: ApiError: 409, the speculator or an adapter does not belong to the model, or is not ready.
@@ -98,7 +102,13 @@ def deployment_workload(base_model: BaseModel, speculator: Speculator | None, ad
     if speculator is not None:
         fit_check(speculator, base_model)
     _check_adapters(adapters, base_model)
-    return Workload(purpose=Purpose.ENDPOINT, base_model=base_model, speculator=speculator, adapters=adapters)
+    return Workload(
+        purpose=Purpose.ENDPOINT,
+        base_model=base_model,
+        speculator=speculator,
+        adapters=adapters,
+        hardware=hardware,
+    )
 
 
 def _lock(speculator: Speculator) -> None:
@@ -300,6 +310,7 @@ def canary_create(*, deployment: Deployment, speculator: Speculator) -> Deployme
         base_model=deployment.base_model,
         speculator=speculator,
         engine=deployment.engine,
+        hardware=deployment.hardware,
         canary_of=deployment,
     )
     canary.adapters.set(deployment.adapters.all())

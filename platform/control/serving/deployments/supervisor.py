@@ -32,7 +32,7 @@ from control.core.settings.config import Config
 from control.serving.deployments import observations
 from control.serving.deployments.autoscaling import Autoscaler
 from control.serving.deployments.health import HealthWatch, engine_client
-from control.serving.deployments.launchers.interface import Ended, Launcher, LaunchError
+from control.serving.deployments.launchers.interface import DeviceWait, Ended, Launcher, LaunchError
 from control.serving.deployments.launchers.process import ProcessLauncher
 from control.serving.deployments.launchers.ray_cluster import RayLauncher
 from control.serving.deployments.leases import leases_renew, replicas_claim, replicas_ensure, replicas_release
@@ -205,6 +205,9 @@ class Supervisor:
         record = partial(observations.replica_launched, replica=replica, launcher=launcher.name)
         try:
             is_recorded = launcher.ensure(replica, record)
+        except DeviceWait as wait:
+            self._wait_for_device(replica, wait)
+            return
         except LaunchError as error:
             self._crashed(replica, error.code, str(error))
             if error.code == "no_free_device":  # a supervisor on another machine may have a free device
@@ -213,6 +216,13 @@ class Supervisor:
         if is_recorded:
             log.info("endpoint launched", replica=str(replica), name=replica.deployment.name, pid=replica.pid)
             self._watched[replica.pk] = self._new_watch(replica)
+
+    def _wait_for_device(self, replica: Replica, wait: DeviceWait) -> None:
+        if (replica.blocked or {}).get("code") != wait.code:
+            log.info("endpoint waits for a device", replica=str(replica), code=wait.code, reason=str(wait))
+        observations.replica_blocked(replica=replica, code=wait.code, message=str(wait))
+        # A supervisor on another machine may have a free device.
+        replicas_release(Replica.objects.filter(pk=replica.pk, fence=replica.fence))
 
     def _watch(self, replica: Replica) -> _Watched:
         watched = self._watched.get(replica.pk)

@@ -8,6 +8,7 @@ from control.models.catalog.choices import base_models
 from control.models.catalog.selectors import base_model_get
 from control.models.engines.planning import Purpose, Workload, engine_plan
 from control.models.engines.schemas import EngineOptions, EnginePlan
+from control.queue.devices.selectors import hardware_check
 from control.tenants.accounts.models import Organization
 from control.workflows.batches.choosing import RowClass
 from control.workflows.batches.models import Batch
@@ -20,17 +21,20 @@ from control.workflows.quotes.selectors import quote_get, quotes_list
 def plan_from(organization: Organization, body: BatchOptions) -> EnginePlan:
     """Plans the memory of a batch's engine without creating the batch.
 
-    Raises: ApiError: 404, no such file, quote or model; 400, the model does not fit.
+    Raises: ApiError: 404, no such file, quote or model; 400, the model does not fit, or no device has the name
+        `hardware`.
     """
     file_get(organization, body.input_file_id, param="input_file_id")
     if body.quote_id is not None:
         quote_get(organization, body.quote_id)
     base_model = None if body.model is None else base_model_get(organization, body.model)
-    return engine_plan(body.engine or EngineOptions(), Workload(purpose=Purpose.BATCH, base_model=base_model))
+    workload = Workload(purpose=Purpose.BATCH, base_model=base_model, hardware=hardware_check(body.hardware))
+    return engine_plan(body.engine or EngineOptions(), workload)
 
 
 def create_from(organization: Organization, body: BatchOptions) -> Batch:
-    """Raises: ApiError: 404, no such file or quote; otherwise as `batch_create`."""
+    """Raises: ApiError: 404, no such file or quote; 400, no device has the name `hardware`; otherwise as
+    `batch_create`."""
     return batch_create(
         organization=organization,
         input_file=file_get(organization, body.input_file_id, param="input_file_id"),
@@ -42,6 +46,7 @@ def create_from(organization: Organization, body: BatchOptions) -> Batch:
         quote=None if body.quote_id is None else quote_get(organization, body.quote_id),
         engine=body.engine,
         priority=body.priority,
+        hardware=hardware_check(body.hardware),
     )
 
 

@@ -8,7 +8,7 @@ from control.billing.usage.schemas import Amount
 from control.core.api.metadata import Metadata
 from control.core.api.schemas import IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.data.files.schemas import ExpiresAfter
-from control.models.engines.schemas import EngineOptions, ValidateOnly
+from control.models.engines.schemas import EngineOptions, Hardware, ValidateOnly
 from control.queue.jobs.fair import LEVELS, NORMAL, level_of
 from control.queue.jobs.schemas import QUEUE_POSITION, Blocked, Paused
 from control.workflows.batches.choosing import RowClass
@@ -34,6 +34,7 @@ class BatchOptions(RequestModel):
         description="Our addition: the organization's jobs with a higher priority are run first. It does not change "
         "the organization's turn among others.",
     )
+    hardware: Hardware = None
 
 
 class BatchInput(BatchOptions):
@@ -186,6 +187,7 @@ class BatchObject(ResponseModel):
         description="Our addition: the quote. The batch is paused when the cost reaches the cap of the quote."
     )
     engine: EngineOptions = Field(description="Our addition: the options of the engine.")
+    hardware: str | None = Field(description="Our addition: the device that was asked for. Null: any.")
     resumed_from: str | None = Field(description="Our addition: the batch whose finished rows this batch copies.")
     rows_copied: int = Field(
         description="Our addition: the number of rows copied from `resumed_from`. `usage` and `cost` exclude them."
@@ -220,6 +222,7 @@ class BatchObject(ResponseModel):
             estimated_finished_at=estimated_end(batch),
             cost=Amount.of(batch.cost_nanousd),
             engine=EngineOptions.model_validate(batch.engine or {}),
+            hardware=batch.job.hardware or None,
             resumed_from=batch.resumed_from_id,
             rows_copied=batch.copied,
             truncated=Truncated.of(batch),

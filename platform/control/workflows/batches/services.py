@@ -62,6 +62,7 @@ def batch_create(
     max_continued_tokens: int | None = None,
     engine: EngineOptions | None = None,
     priority: str = NORMAL,
+    hardware: str = "",
 ) -> Batch:
     """Queues a batch. The content of the file is validated later; if it is invalid, the batch becomes `failed`.
 
@@ -70,6 +71,7 @@ def batch_create(
         quote: the batch is paused when its cost reaches the cap of this quote.
         on_truncation, max_continued_tokens: as in `DistillationOptions`, which has checked them.
         priority: a name in `fair.LEVELS`.
+        hardware: see `Job.hardware`.
     Raises: ApiError: 400, an argument is invalid, or the model does not fit into the memory of any device; 403, the
         model has no price; 404, no such model.
     """
@@ -83,7 +85,8 @@ def batch_create(
     base_model = base_model_get(organization, model) if model else None
     if base_model is not None:
         require_price(base_model_id=base_model.pk, name=base_model.name)
-    engine_plan(engine or EngineOptions(), Workload(purpose=Purpose.BATCH, base_model=base_model))
+    workload = Workload(purpose=Purpose.BATCH, base_model=base_model, hardware=hardware)
+    engine_plan(engine or EngineOptions(), workload)
     return _queue(
         organization=organization,
         input_file=input_file,
@@ -97,6 +100,7 @@ def batch_create(
         max_continued_tokens=max_continued_tokens,
         engine=None if engine is None else engine.model_dump(),
         priority=priority,
+        hardware=hardware,
     )
 
 
@@ -180,6 +184,7 @@ def _continue(batch: Batch, repair: dict[str, Any] | None) -> Batch:
         max_continued_tokens=batch.max_continued_tokens,
         engine=batch.engine,
         priority=level_of(batch.job),
+        hardware=batch.job.hardware,
         resumed_from=batch,
         repair=repair,
     )
@@ -191,7 +196,7 @@ def batch_memory_needed(*, base_model: BaseModel | None, engine: Mapping[str, An
     return memory_needed(options, Workload(purpose=Purpose.BATCH, base_model=base_model))
 
 
-def _queue(*, organization: Organization, completion_window: str, priority: str, **values: Any) -> Batch:
+def _queue(*, organization: Organization, completion_window: str, priority: str, hardware: str, **values: Any) -> Batch:
     """Creates a batch and its job. Args: values: other columns of the batch."""
     identity, engine = batch_id(), values.get("engine")
     params = {"batch_id": identity, "rows_key": f"{organization.pk}/batches/{identity}/rows.jsonl"}
@@ -204,6 +209,7 @@ def _queue(*, organization: Organization, completion_window: str, priority: str,
             params=params,
             memory_needed=batch_memory_needed(base_model=values.get("base_model"), engine=engine),
             priority=priority,
+            hardware=hardware,
         )
         return Batch.objects.create(
             id=identity,

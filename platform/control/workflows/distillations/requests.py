@@ -7,6 +7,7 @@ from control.models.catalog.choices import base_models
 from control.models.catalog.selectors import base_model_get
 from control.models.engines.planning import Purpose, Workload, engine_plan
 from control.models.engines.schemas import EngineOptions, EnginePlan
+from control.queue.devices.selectors import hardware_check
 from control.tenants.accounts.models import Organization
 from control.workflows.distillations.models import Distillation
 from control.workflows.distillations.schemas import DistillationRequest
@@ -17,21 +18,23 @@ from control.workflows.quotes.selectors import quote_get, quotes_list
 def plan_from(organization: Organization, body: DistillationRequest) -> EnginePlan:
     """Plans the memory of a distillation's engine without creating the distillation.
 
-    Raises: ApiError: 400, an option has no effect, or the model does not fit; 404, no such model, file or quote.
+    Raises: ApiError: 400, an option has no effect, the model does not fit, or no device has the name `hardware`; 404,
+        no such model, file or quote.
     """
     body.check()
     file_get(organization, body.prompts_file, param="prompts_file")
     if body.quote_id is not None:
         quote_get(organization, body.quote_id)
-    workload = Workload(purpose=Purpose.BATCH, base_model=base_model_get(organization, body.model))
+    base_model, hardware = base_model_get(organization, body.model), hardware_check(body.hardware)
+    workload = Workload(purpose=Purpose.BATCH, base_model=base_model, hardware=hardware)
     return engine_plan(body.engine or EngineOptions(), workload)
 
 
 def create_from(organization: Organization, body: DistillationRequest) -> Distillation:
     """Creates a distillation.
 
-    Raises: ApiError: 400, an option has no effect; 404, no such model, file or quote; otherwise as
-        `distillation_create`.
+    Raises: ApiError: 400, an option has no effect, or no device has the name `hardware`; 404, no such model, file or
+        quote; otherwise as `distillation_create`.
     """
     body.check()
     return distillation_create(
@@ -43,6 +46,7 @@ def create_from(organization: Organization, body: DistillationRequest) -> Distil
         on_truncation=body.on_truncation,
         max_continued_tokens=body.max_continued_tokens,
         engine=body.engine,
+        hardware=hardware_check(body.hardware),
     )
 
 

@@ -8,7 +8,7 @@ from control.billing.usage.schemas import Amount
 from control.core.api.errors import ApiError
 from control.core.api.metadata import Metadata
 from control.core.api.schemas import IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
-from control.models.engines.schemas import EngineOptions, ValidateOnly
+from control.models.engines.schemas import EngineOptions, Hardware, ValidateOnly
 from control.queue.jobs.schemas import Paused
 from control.workflows.batches.models import Batch
 from control.workflows.batches.schemas import BatchObject, BatchUsage, LineErrors, RequestCounts, Truncated
@@ -44,6 +44,7 @@ class DistillationRequest(DistillationOptions):
     quote_id: Annotated[str, Text(40)] | None = None
     metadata: Metadata | None = None
     engine: EngineOptions | None = None
+    hardware: Hardware = None
 
 
 class DistillationInput(DistillationRequest):
@@ -66,6 +67,7 @@ class DistillationObject(ResponseModel):
     on_truncation: Annotated[str, OneOf(Batch.OnTruncation)]
     max_continued_tokens: int | None
     engine: EngineOptions
+    hardware: str | None = Field(description="The device that was asked for. Null: any.")
     truncated: Truncated | None = Field(description="Null until the batch has ended.")
     request_counts: RequestCounts
     usage: BatchUsage

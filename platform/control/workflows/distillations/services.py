@@ -28,6 +28,7 @@ def distillation_create(
     on_truncation: str = Batch.OnTruncation.KEEP,
     max_continued_tokens: int | None = None,
     engine: EngineOptions | None = None,
+    hardware: str = "",
 ) -> Distillation:
     """Lets the model answer the prompts and keeps the token ids. Raises: ApiError: as `batch_create`."""
     endpoint = endpoint_of(batch_file_check(prompts_file, param="prompts_file"))
@@ -43,6 +44,7 @@ def distillation_create(
             on_truncation=on_truncation,
             max_continued_tokens=max_continued_tokens,
             engine=engine,
+            hardware=hardware,
         )
         distillation = Distillation.objects.create(organization=organization, batch=batch, duplicates=duplicates)
         audit_record("distillation.create", distillation)

@@ -6,7 +6,7 @@ from pydantic import Field, SkipValidation
 
 from control.billing.usage.schemas import Amount
 from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel, Unix
-from control.models.engines.schemas import EngineOptions, ValidateOnly
+from control.models.engines.schemas import EngineOptions, Hardware, ValidateOnly
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Progress
 from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
@@ -30,6 +30,7 @@ class EvaluationOptions(RequestModel, strict=True):
         max_length=MAX_FURTHER_ARMS,
         description="Further arms: ids of speculators and base speculators for the same model, `suffix`, `ngram`.",
     )
+    hardware: Hardware = None
 
 
 class EvaluationRequest(EvaluationOptions):
@@ -54,6 +55,7 @@ class EvaluationObject(ResponseModel):
     repeats: SkipValidation[int]
     price_per_gpu_hour: SkipValidation[float | None] = Field(description="USD.")
     engine: EngineOptions
+    hardware: str | None = Field(description="The device that was asked for. Null: any.")
     compare_with: SkipValidation[list[str]] = Field(
         description="If it is not empty, the report has the figures of all arms in `arms`, and in `pairs` the ratio of "
         "the speeds of each pair, with its interval."
@@ -90,6 +92,7 @@ class EvaluationObject(ResponseModel):
             repeats=settings.get("repeats", 1),
             price_per_gpu_hour=settings.get("price_per_gpu_hour"),
             engine=EngineOptions.model_validate(settings.get("engine") or {}),
+            hardware=job.hardware or None,
             compare_with=settings.get("compare_with", []),
             job_id=job.pk,
             progress=Progress.of(job),

@@ -1,6 +1,7 @@
 """Creates, cancels and finishes evaluations, for the API and for the evaluate stage of pipelines."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from django.db import transaction
@@ -29,6 +30,7 @@ from control.workflows.evaluations.selectors import creation_seconds, pipeline_o
 from control.workflows.prompt_files.contamination import contamination_of
 from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out
 
+_NO_SETTINGS = {"speculator_id", "prompts_file", "validate_only", "compare_with", "hardware"}  # of a request
 _COMPARED = ("arms", "pairs")  # parts of a report that name other speculators, perhaps of other projects
 
 
@@ -49,7 +51,7 @@ def evaluation_create(
     Raises: ApiError: 400, no or invalid prompts, or an engine with these options is not possible; 403, the model has no
         price; 409, a speculator is not ready; 429, too many queued jobs.
     """
-    workload = evaluation_workload(speculator, request.concurrencies, arms)
+    workload = evaluation_workload(speculator, request.concurrencies, arms, request.hardware or "")
     require_price(base_model_id=speculator.base_model_id, name=speculator.base_model.name)
     engine_plan(request.engine or EngineOptions(), workload)
     queued_quota_check(organization.pk)  # to fail early
@@ -64,7 +66,7 @@ def evaluation_create(
     else:
         message = "prompts_file is required: this speculator has no pipeline that held out prompts"
         raise ApiError(400, message, "missing_required_parameter", "prompts_file")
-    settings = request.model_dump(exclude={"speculator_id", "prompts_file", "validate_only", "compare_with"})
+    settings = request.model_dump(exclude=_NO_SETTINGS)
     needed = evaluation_memory_needed(speculator, settings, arms)
     with change():
         speculators_lock([speculator, *(arm.speculator for arm in arms if arm.speculator is not None)])
@@ -77,6 +79,7 @@ def evaluation_create(
             settings=settings,
             memory_needed=needed,
             contamination=contamination,
+            hardware=request.hardware or "",
         )
         audit_record("evaluation.create", evaluation)
     return evaluation
@@ -94,10 +97,12 @@ def _ready_check(speculator: Speculator) -> None:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
 
 
-def evaluation_workload(speculator: Speculator, concurrencies: Sequence[int], arms: Sequence[Arm] = ()) -> Workload:
+def evaluation_workload(
+    speculator: Speculator, concurrencies: Sequence[int], arms: Sequence[Arm] = (), hardware: str = ""
+) -> Workload:
     """Returns the workload for which `engine_plan` computes the memory. Raises: ApiError: 409, speculator not ready."""
     _ready_check(speculator)
-    return _workload(speculator, concurrencies, arms)
+    return replace(_workload(speculator, concurrencies, arms), hardware=hardware)
 
 
 def evaluation_memory_needed(
@@ -135,12 +140,14 @@ def evaluation_start(
     contamination: Mapping[str, Any] | None = None,
     is_continuation: bool = False,
     arms: Sequence[Arm] = (),
+    hardware: str = "",
 ) -> Evaluation:
     """Queues the evaluation's job.
 
     Args:
         settings: concurrencies, max_tokens, repeats, price_per_gpu_hour, engine; each is optional.
         memory_needed: the result of `evaluation_memory_needed`.
+        hardware: see `Job.hardware`.
         is_continuation: the evaluation belongs to a pipeline that has been accepted, so the job quota does not apply.
     Raises: ApiError: 429, the organization has too many queued jobs.
     """
@@ -171,6 +178,7 @@ def evaluation_start(
             params=params,
             memory_needed=memory_needed,
             is_continuation=is_continuation,
+            hardware=hardware,
         )
         return Evaluation.objects.create(
             id=identity or evaluation_id(),

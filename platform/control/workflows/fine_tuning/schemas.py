@@ -11,6 +11,7 @@ from control.core.api.metadata import Metadata
 from control.core.api.requests import parse_request
 from control.core.api.schemas import Figures, IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.models.adapters.lora import MAX_RANK
+from control.models.engines.schemas import Hardware
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Paused, Progress
 from control.workflows.batches.models import Batch
@@ -69,6 +70,7 @@ class TurboInput(RequestModel, strict=True):
     evaluation: dict[str, Any] = {}
     gate: dict[str, Any] = {"min_speedup": 0.0}  # by default no speedup is required, only equal outputs
     deploy: bool = False
+    hardware: Hardware = None
 
 
 _Object = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {}})]
@@ -143,6 +145,7 @@ class Turbo(ResponseModel):
     adapter_id: str | None = Field(description="The adapter that the job has trained on labels.")
     kind: SkipValidation[str] = Field(description="The kind of speculator, or `lora`.")
     hyperparameters: SkipValidation[Figures]
+    hardware: str | None = Field(description="The device that was asked for. Null: any.")
     progress: Figures | None
     waiting_for: _WaitingFor | None = Field(
         description=(
@@ -174,6 +177,7 @@ class Turbo(ResponseModel):
             adapter_id=None,
             kind=pipeline.training.get("kind"),
             hyperparameters={name: value for name, value in pipeline.training.items() if name not in ("kind", "seed")},
+            hardware=pipeline.hardware or None,
             progress=None if progress is None else progress.as_json(),
             waiting_for=_waiting_for(current_job, has_worker=job.has_worker) if current_job else None,
             paused=current_job.paused if current_job else None,

@@ -65,6 +65,7 @@ def fine_tuning_job_create(*, organization: Organization, request: JobInput) -> 
                 "evaluation": turbo.evaluation,
                 "gate": turbo.gate,
                 "deploy": turbo.deploy,
+                "hardware": turbo.hardware,
             }
             new_files = [file for file in (prompts, held_out) if file not in (None, training_file, validation_file)]
             with transaction_from_first_change():
@@ -175,7 +176,7 @@ def _as_prompts(file: File, param: str) -> File:
 def _with_openai_param(error: ApiError) -> ApiError:
     """Replaces the name of a pipeline's field in an error by the name of the field that the caller sent."""
     name, dot, rest = (error.param or "").partition(".")
-    if name not in _PARAMS and name not in ("evaluation", "gate", "held_out"):
+    if name not in _PARAMS and name not in ("evaluation", "gate", "held_out", "hardware"):
         return error
     param = f"{_PARAMS.get(name, f'turbo.{name}')}{dot}{rest}"
     message = error.message.replace(error.param or "", param, 1)

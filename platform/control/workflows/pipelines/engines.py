@@ -38,7 +38,13 @@ def pipeline_plan(base_model: BaseModel, body: PipelineOptions, arms: Sequence[A
     def workload(purpose: Purpose) -> Workload:
         concurrencies = measured if purpose is Purpose.EVALUATION else ()
         trains = purpose is not Purpose.BATCH
-        return Workload(purpose=purpose, base_model=base_model, concurrencies=concurrencies, trains_speculator=trains)
+        return Workload(
+            purpose=purpose,
+            base_model=base_model,
+            concurrencies=concurrencies,
+            trains_speculator=trains,
+            hardware=body.hardware or "",
+        )
 
     compared = replace(
         workload(Purpose.EVALUATION),

@@ -42,6 +42,13 @@ class Pipeline(ProjectObject):
     training = models.JSONField(default=dict, blank=True, help_text="kind and hyperparameters")
     evaluation = models.JSONField(default=dict, blank=True, help_text="concurrencies, max_tokens")
     engine = models.JSONField(null=True, blank=True, help_text="The request's options of the engine; null: defaults.")
+    hardware = models.CharField(
+        max_length=80,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Kind or model of the devices of all stages; empty: any.",
+    )
     gate = models.JSONField(default=dict, blank=True, help_text="min_speedup, min_acceptance_length, outputs_equal")
     deploy = models.BooleanField(default=True)
     status = models.CharField(max_length=16, choices=Status.choices, default=Status.DISTILLING)

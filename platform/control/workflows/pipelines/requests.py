@@ -8,6 +8,7 @@ from control.data.files.choices import prompt_files
 from control.data.files.models import File
 from control.models.base_speculators.choices import ready_speculators
 from control.models.catalog.choices import base_models
+from control.queue.devices.selectors import hardware_check
 from control.tenants.accounts.models import Organization
 from control.workflows.distillations.selectors import distillations_list
 from control.workflows.pipelines.models import Pipeline
@@ -30,14 +31,15 @@ def plan_from(organization: Organization, body: PipelineOptions) -> PipelinePlan
 
 
 def create_from(organization: Organization, body: PipelineOptions, new_files: Sequence[File] = ()) -> Pipeline:
-    """Raises: ApiError: 400, a hyperparameter is invalid, or the parameters that name the prompts contradict each
-    other; otherwise as `pipeline_create`.
+    """Raises: ApiError: 400, a hyperparameter or `hardware` is invalid, or the parameters that name the prompts
+    contradict each other; otherwise as `pipeline_create`.
     """
     _check(body)
     return pipeline_create(organization=organization, request=body, new_files=new_files)
 
 
 def _check(body: PipelineOptions) -> None:
+    hardware_check(body.hardware)
     _check_hyperparameters(body.training)
     _check_prompts(body)
     _check_gate(body)

@@ -6,7 +6,7 @@ from pydantic import Field, SkipValidation
 
 from control.billing.usage.schemas import Amount
 from control.core.api.schemas import Failure, Figures, OneOf, RequestModel, ResponseModel, Unix
-from control.models.engines.schemas import EngineOptions, EnginePlan, ValidateOnly
+from control.models.engines.schemas import EngineOptions, EnginePlan, Hardware, ValidateOnly
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Paused, Progress
 from control.workflows.distillations.schemas import DistillationOptions
@@ -85,6 +85,7 @@ class PipelineOptions(RequestModel, strict=True):
         description="Options of the engines that evaluate and serve the speculator. Options that determine answers "
         "also apply to the distillation.",
     )
+    hardware: Hardware = None
 
 
 class PipelineRequest(PipelineOptions):
@@ -169,6 +170,7 @@ class PipelineObject(ResponseModel):
     training: SkipValidation[Figures]
     evaluation: SkipValidation[Figures]
     engine: EngineOptions
+    hardware: str | None = Field(description="The device that was asked for, for all stages. Null: any.")
     gate: SkipValidation[Figures]
     deploy: bool
     stages: list[StageObject]
@@ -196,6 +198,7 @@ class PipelineObject(ResponseModel):
             prompts_file=pipeline.prompts_file_id,
             held_out_file=pipeline.held_out_file_id,
             engine=EngineOptions.model_validate(pipeline.engine or {}),
+            hardware=pipeline.hardware or None,
             stages=StageObject.all_of(pipeline),
             cost=Amount.of(tokens + pipeline.device_nanousd),
             contamination=None if (found := pipeline.contamination) is None else Contamination.of(found),

@@ -168,6 +168,7 @@ def _pipeline_start(*, organization: Organization, request: PipelineOptions, **v
         evaluation=request.evaluation.model_dump(),
         gate=request.gate.model_dump(),
         engine=None if request.engine is None else request.engine.model_dump(),
+        hardware=request.hardware or "",
         deploy=request.deploy,
         status=status,
         **values,

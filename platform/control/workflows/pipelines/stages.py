@@ -109,6 +109,7 @@ def _make_batch(pipeline: Pipeline, *, endpoint: str | None = None) -> dict[str,
         metadata={"pipeline": pipeline.pk},
         quote=pipeline.quote,
         engine=None if pipeline.engine is None else distillation_engine(_engine(pipeline)),
+        hardware=pipeline.hardware,
         **(pipeline.distillation or {}),
     )
     return {"batch": batch}
@@ -153,6 +154,7 @@ def _make_training(pipeline: Pipeline) -> dict[str, Any]:
         params=params,
         memory_needed=training_memory_needed(pipeline.base_model),
         is_continuation=True,
+        hardware=pipeline.hardware,
     )
     return {"training_job": job, "speculator": speculator}
 
@@ -185,6 +187,7 @@ def _make_evaluation(
         memory_needed=memory_needed,
         is_continuation=True,
         arms=arms,
+        hardware=pipeline.hardware,
     )
     return {"evaluation_job": evaluation.job}
 
@@ -221,6 +224,7 @@ def _make_deployment(pipeline: Pipeline) -> dict[str, Any]:
         base_model=pipeline.base_model,
         speculator=pipeline.speculator,
         engine=None if pipeline.engine is None else _engine(pipeline),
+        hardware=pipeline.hardware,
     )
     return {"deployment": deployment}
 

@@ -118,6 +118,7 @@ def page_paths(claim: Claim) -> dict[str, str]:
     return {
         "overview": reverse("admin:index"),
         "queue": reverse("queue"),
+        "pool": reverse("pool"),
         "compare": f"{reverse('speculators-compare')}?ids={','.join(compared)}",
         "limits": f"{reverse('admin:tenancy_limits_add')}?organization={world.organization.pk}",
         "form-choose-organization": reverse("admin:pipelines_pipeline_add"),

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import re
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -10,10 +11,11 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from control.billing.usage.models import UsageRecord
-from control.queue.devices.models import Device
+from control.queue.devices.models import Device, EndpointLease
 from control.queue.devices.services import devices_register
 from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_claim_next, worker_beat
+from control.serving.deployments.services import deployment_create
 from control.tenants.accounts.models import User
 from control.tenants.audit.models import AuditEvent
 from control.tenants.quotas.models import Limits
@@ -141,7 +143,7 @@ def test_the_queue_shows_waiting_jobs_expired_leases_and_workers(operator: Clien
     assert re.search(r"<td>w1</td>.*console-success\">0:00:0\d ago", text)
 
 
-def test_the_queue_shows_which_job_holds_which_device_at_what_price(operator: Client, settings: Settings) -> None:
+def test_the_pool_shows_which_job_holds_which_device_at_what_price(operator: Client, settings: Settings) -> None:
     job = make_job(make_organization("Acme"), memory_needed={"cuda": GB})
     state(settings, gpu(80, price_per_hour=2.5), gpu(40, index=1), machine="rack-1")
     devices_register()
@@ -151,15 +153,54 @@ def test_the_queue_shows_which_job_holds_which_device_at_what_price(operator: Cl
     state(settings, gpu(80, price_per_hour=2.5), machine="rack-1")
     assert job_claim_next(worker="w1") is not None
 
-    text = collapse_spaces(page(operator, reverse("queue")))
+    text = collapse_spaces(page(operator, reverse("pool")))
 
     rows = re.findall(r"<tr> ?<td>(?:gone|rack-1)</td>.*?</tr>", text)
     gone, held, free = [re.sub(r"\s*<[^>]+>\s*", " ", row).split() for row in rows]
-    assert gone == ["gone", "cpu:0", "–", "14.9", "GB", "–", "–", "lost"]
+    assert gone == ["gone", "cpu:0", "–", "14.9", "GB", "–", "–", "0", "%", "0", "%", "lost"]
     assert held[:6] == ["rack-1", "cuda:0", "H100", "74.5", "GB", "2.50"]
     assert {job.pk, "Acme,"} <= {*held}
     assert held[-1] == "held"
-    assert free == ["rack-1", "cuda:1", "H100", "37.3", "GB", "–", "–", "free"]
+    assert free == ["rack-1", "cuda:1", "H100", "37.3", "GB", "–", "–", "0", "%", "0", "%", "free"]
+
+
+def test_the_pool_shows_which_endpoint_holds_a_device_since_when_and_for_which_share(
+    operator: Client, settings: Settings
+) -> None:
+    organization = make_organization("Acme")
+    deployment = deployment_create(organization=organization, name="chat", base_model=make_base_model())
+    state(settings, gpu(80), machine="rack-1")
+    devices_register()
+    EndpointLease.objects.create(
+        device=Device.objects.get(),
+        organization=organization,
+        deployment_id=deployment.pk,
+        replica=f"{deployment.pk}-2",
+        fence=1,
+        since=timezone.now() - dt.timedelta(minutes=45),
+    )
+
+    text = collapse_spaces(re.sub("<[^>]+>", " ", page(operator, reverse("pool"))))
+
+    assert "0 of 1 devices are free" in text
+    assert re.search(r"chat of Acme, replica 2, for 45.minutes, since 20\S+ 75 % 3 % held", text)
+
+
+def test_the_pool_has_pages_and_its_number_of_queries_does_not_grow(
+    operator: Client, settings: Settings, django_assert_max_num_queries: Any
+) -> None:
+    state(settings, *(gpu(80, index=index) for index in range(130)), machine="rack-1")
+    devices_register()
+    organization = make_organization()
+    for _ in range(3):
+        make_job(organization, memory_needed={"cuda": GB})
+        assert job_claim_next(worker="w1") is not None
+
+    with django_assert_max_num_queries(30):
+        first = page(operator, reverse("pool"))
+
+    assert first.count("<td>rack-1</td>") == 100
+    assert page(operator, f"{reverse('pool')}?page=2").count("<td>rack-1</td>") == 30
 
 
 def test_speculators_are_compared_side_by_side(operator: Client) -> None:
@@ -184,6 +225,6 @@ def test_speculators_are_compared_side_by_side(operator: Client) -> None:
 
 
 def test_the_queue_and_the_comparison_need_a_permission(onlooker: Client) -> None:
-    for name in ("queue", "speculators-compare"):
+    for name in ("queue", "pool", "speculators-compare"):
         assert onlooker.get(reverse(name)).status_code == 403
         assert Client().get(reverse(name)).status_code == 302

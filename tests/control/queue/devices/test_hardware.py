@@ -37,6 +37,7 @@ def test_equal_devices_of_all_machines_are_one_entry_with_their_number_and_price
         "data": [
             {
                 **common,
+                "name": "cpu",
                 "device_kind": "cpu",
                 "model": None,
                 "memory_bytes": 16 * GB,
@@ -46,6 +47,7 @@ def test_equal_devices_of_all_machines_are_one_entry_with_their_number_and_price
             },
             {
                 **common,
+                "name": "H100",
                 "device_kind": "cuda",
                 "model": "H100",
                 "memory_bytes": 80 * GB,

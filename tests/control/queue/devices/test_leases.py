@@ -222,13 +222,13 @@ def test_without_stated_devices_a_worker_claims_jobs_although_it_could_not_regis
     assert holders() == []
 
 
-def test_leases_that_have_ended_are_deleted_with_the_next_claim(settings: Settings) -> None:
+def test_the_lease_of_a_job_is_deleted_when_the_job_ends(settings: Settings) -> None:
     start(settings)
     for _ in range(3):
         submit()
         job_succeed(claim=claim_next(), result={})
 
-    assert DeviceLease.objects.count() == 1
+    assert not DeviceLease.objects.exists()
 
 
 def test_a_large_job_of_one_organization_does_not_block_another_organization(settings: Settings) -> None:

@@ -33,6 +33,7 @@ def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organiz
         "speculator_id": None,
         "adapters": [],
         "remember_answers": True,
+        "hardware": None,
         "engine": {
             "weights": "auto",
             "kv_dtype": "auto",
@@ -55,6 +56,7 @@ def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organiz
         "desired_state": "running",
         "state": "provisioning",
         "error": None,
+        "blocked": None,
         "healthy_at": None,
     }
 

@@ -7,7 +7,7 @@ import pytest
 from control.core.settings.config import get_config
 from control.serving.deployments.launchers.devices import NoFreeDevice, device_for_engine
 from control.serving.deployments.launchers.engine_process import log_path
-from control.serving.deployments.models import Deployment
+from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.services import deployment_delete
 from control.serving.deployments.supervisor import Supervisor
 from tests.control.serving.deployments.conftest import TIMINGS
@@ -17,6 +17,7 @@ from tests.control.serving.deployments.support import (
     make_deployment,
     make_served_model,
     processes_of,
+    replica_of,
     tick_until,
     tick_until_state,
 )
@@ -32,7 +33,7 @@ def seen_by(supervisor: Supervisor, deployment: Deployment) -> str:
 
 
 def test_with_two_devices_two_engines_see_one_device_each_and_a_third_engine_is_not_started(
-    supervisor: Supervisor, no_backoff: None
+    supervisor: Supervisor,
 ) -> None:
     use_devices(supervisor, device="cuda", endpoint_devices="3, GPU-a")
     folder = supervisor.config.data_dir / "model"
@@ -46,8 +47,11 @@ def test_with_two_devices_two_engines_see_one_device_each_and_a_third_engine_is_
     ]
 
     third = make_deployment(make_served_model(folder), name="third")
-    tick_until_state(supervisor, third, State.FAILED)
-    assert "other endpoints use all 2 CUDA devices" in third.error["message"]  # type: ignore[index]
+    waiting = Replica.objects.filter(deployment=third, blocked__code="no_free_device")
+    tick_until(supervisor, waiting.exists)
+    blocked = replica_of(third).blocked
+    assert blocked is not None
+    assert "other endpoints or jobs use all 2 CUDA devices" in blocked["message"]
     assert not log_path(supervisor.config, third.pk).exists()
 
 

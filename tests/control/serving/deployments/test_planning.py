@@ -61,6 +61,7 @@ def test_validate_only_answers_with_the_plan_and_creates_nothing(
     (planned,) = body["devices"]
     assert planned == {
         "device_kind": device,
+        "hardware": None,
         "fits": True,
         "reason": None,
         "memory_bytes": 4 * 10**9,

@@ -52,6 +52,7 @@ def deployment_opening(request: HttpRequest, row: Deployment) -> SafeString:
         "charts": _charts(row, by_minute),
         "replicas": _replica_table(row, replicas),
         "rollouts": _rollout_table(request, row),
+        "blocked": next((replica.blocked for replica in replicas if replica.blocked is not None), None),
     }
     return render_to_string("console/openings/deployment.html", context)
 

@@ -254,11 +254,14 @@ class DeploymentAdmin(FormAdmin):
     @admin.display(description="processes")
     @read_once
     def processes(self, row: Deployment) -> SafeString:
-        columns = ["number", "state", "generation", "node", "device", "pid", "port", "crashes in 10 minutes", "error"]
+        columns = [
+            "number", "state", "generation", "node", "device", "pid", "port", "crashes in 10 minutes",
+            "error or reason to wait",
+        ]  # fmt: skip
         lines = [
             (
                 replica.number, replica.state, replica.generation, replica.node, replica.device, replica.pid,
-                replica.port, len(replica.crashes), (replica.error or {}).get("message", ""),
+                replica.port, len(replica.crashes), (replica.blocked or replica.error or {}).get("message", ""),
             )
             for replica in row.replicas.order_by("number")
         ]  # fmt: skip

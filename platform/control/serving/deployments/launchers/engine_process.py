@@ -124,6 +124,7 @@ def launch(
     device: str,
     speculator_dir: Path | None,
     lifeline: int | None,
+    device_kind: str | None = None,
     host: str | None = None,
     uses_tls: bool = False,
     name_variable: str = NAME_VARIABLE,
@@ -132,6 +133,7 @@ def launch(
 
     Args:
         device: the CUDA devices that the engine sees; empty: it sees none.
+        device_kind: the engine's argument `--device`; None: it follows from `device`.
         host: the address on which the engine listens; None: it follows from `SLIPSTREAM_ENGINE_HOST`.
     Raises: LaunchError: the model is not available, the program cannot be run, or the process ended at once;
         AlreadyRunning.
@@ -145,7 +147,8 @@ def launch(
         variables[TLS_VARIABLE] = key.key_and_certificate
     with _uses(config, deployment) as used:  # from here on, the copies of the files are not deleted
         try:
-            command = _command(config, deployment, device=device, host=host, port=port, speculator_dir=speculator_dir)
+            kind = engine_device(config, device) if device_kind is None else device_kind
+            command = _command(config, deployment, device=kind, host=host, port=port, speculator_dir=speculator_dir)
             user = _prepare_user(config, deployment)
         except UnusableModel as error:
             raise LaunchError(f"the model is not available: {error.message}") from error
@@ -263,6 +266,26 @@ def _only_process_of(config: Config, replica: Replica) -> IO[bytes]:
 
     Raises: AlreadyRunning.
     """
+    file = _locked(config, str(replica))
+    if file is None:
+        raise AlreadyRunning(f"replica {replica.number} still has another process")
+    return file
+
+
+def has_process(config: Config, replica: str) -> bool:
+    """Returns whether a process of the replica runs on this machine, also one that no row records.
+
+    Call this only as the `only_starter`: the check takes the lock of the process for a moment.
+    """
+    file = _locked(config, replica)
+    if file is None:
+        return True
+    file.close()
+    return False
+
+
+def _locked(config: Config, replica: str) -> IO[bytes] | None:
+    """Returns the locked file of a replica; None: a process holds the lock. Args: replica: its name."""
     path = config.data_dir / "replicas" / f"{replica}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("ab")
@@ -270,7 +293,7 @@ def _only_process_of(config: Config, replica: Replica) -> IO[bytes]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise AlreadyRunning(f"replica {replica.number} still has another process") from None
+        return None
     return file
 
 
@@ -296,7 +319,7 @@ def _command(
         "--model-name": deployment.served_name,
         "--host": host or _listening_host(config),
         "--port": str(port),
-        "--device": engine_device(config, device),
+        "--device": device,
         **_engine_arguments(config, options),
     }
     speculator = None if speculator_dir is None else deployment.speculator

@@ -10,8 +10,9 @@ from typing import Protocol
 
 from control.serving.deployments.models import Replica
 
-# Records a started engine; takes the values of the fields in `observations.NO_PROCESS`, apart from `num_open`. Returns
-# False if the replica or its claim has changed meanwhile; the launcher must then end the engine.
+# Records a started engine; takes the values of the fields in `observations.NO_PROCESS`, apart from `num_open`, and may
+# take those of a leased device, `device_kind` and `hour_nanousd`. Returns False if the replica or its claim has changed
+# meanwhile; the launcher must then end the engine.
 Record = Callable[..., bool]
 
 
@@ -22,6 +23,17 @@ class LaunchError(Exception):
     """
 
     def __init__(self, message: str, *, code: str = "launch_failed") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class DeviceWait(Exception):
+    """No device is free for the replica, which therefore waits. The message gives the reason.
+
+    Args: code: of the replica's `blocked`.
+    """
+
+    def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
         self.code = code
 
@@ -47,7 +59,7 @@ class Launcher(Protocol):
 
         The supervisor calls this at every tick until the engine has been recorded or an error was raised.
 
-        Returns: whether an engine was recorded. Raises: LaunchError.
+        Returns: whether an engine was recorded. Raises: LaunchError; DeviceWait.
         """
 
     def observe(self, replica: Replica) -> Ended | None:

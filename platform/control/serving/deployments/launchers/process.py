@@ -1,5 +1,7 @@
 """The launcher `process`: each engine is a process of this machine, on a device of its own.
 
+If devices are stated, each engine leases one of them (`leased_devices`).
+
 The row holds the process's pid and start time. The next supervisor of this machine can therefore watch the process
 without being its parent.
 """
@@ -17,7 +19,9 @@ from django.db.models import prefetch_related_objects
 
 from control.core.processes.engine_homes import engine_homes_limit
 from control.core.settings.config import Config
-from control.serving.deployments.launchers.devices import NoFreeDevice, device_for_engine
+from control.queue.devices.endpoints import NoDevice
+from control.queue.devices.leases import visible_devices
+from control.serving.deployments.launchers.devices import NoFreeDevice, device_for_engine, hardware_require
 from control.serving.deployments.launchers.engine_process import (
     STAGING_ERRORS,
     launch,
@@ -26,7 +30,8 @@ from control.serving.deployments.launchers.engine_process import (
     only_starter,
     stage,
 )
-from control.serving.deployments.launchers.interface import AlreadyRunning, Ended, LaunchError, Record
+from control.serving.deployments.launchers.interface import AlreadyRunning, DeviceWait, Ended, Record
+from control.serving.deployments.launchers.leased_devices import device_lease, leases_devices, unused_leases_end
 from control.serving.deployments.launchers.leftovers import delete, hide_unused
 from control.serving.deployments.launchers.processes import ProcessIdentity, endpoint_processes
 from control.serving.deployments.launchers.staging_pool import StagingPool
@@ -70,15 +75,33 @@ class ProcessLauncher:
         except STAGING_ERRORS as error:
             raise not_staged(deployment, error) from error
         except NoFreeDevice as error:
-            raise LaunchError(f"The endpoint needs a device, but {error}.", code="no_free_device") from error
+            raise DeviceWait(f"The endpoint needs a device, but {error}.", code="no_free_device") from error
+        except NoDevice as error:
+            raise DeviceWait(str(error), code=error.code) from error
         except AlreadyRunning:
             self.kill_strays()
             raise
 
     def _start(self, replica: Replica, speculator_dir: Path | None, record: Record) -> bool:
-        """Launches and records the replica's process. Raises: NoFreeDevice; LaunchError."""
-        device = device_for_engine(self.config, ending=self._devices_of_killed())
-        endpoint = launch(self.config, replica, device=device, speculator_dir=speculator_dir, lifeline=self.lifeline)
+        """Launches and records the replica's process. Raises: NoFreeDevice; NoDevice; LaunchError."""
+        facts: dict[str, object] = {"device_kind": "", "hour_nanousd": None}
+        device_kind = None
+        if leases_devices(self.config):
+            leased = device_lease(self.config, replica, speculator_dir)
+            device = visible_devices(leased) or ""
+            device_kind = "cpu" if leased.kind == "cpu" else self.config.device
+            facts = {"device_kind": leased.kind, "hour_nanousd": leased.hour_nanousd}
+        else:
+            hardware_require(self.config, replica.deployment.hardware)
+            device = device_for_engine(self.config, ending=self._devices_of_killed())
+        endpoint = launch(
+            self.config,
+            replica,
+            device=device,
+            device_kind=device_kind,
+            speculator_dir=speculator_dir,
+            lifeline=self.lifeline,
+        )
         is_recorded = record(
             node=self.config.node_name,
             device=device,
@@ -88,6 +111,7 @@ class ProcessLauncher:
             operator_token=endpoint.operator_token,
             pid=endpoint.identity.pid,
             process_started=endpoint.identity.started,
+            **facts,
         )
         if is_recorded:
             self._forget(replica.pk)
@@ -134,6 +158,7 @@ class ProcessLauncher:
         for key in self._staging.keys() - wanted:
             self._staging.pop(key).cancel()
         self._unreaped = [process for process in self._unreaped if process.poll() is None]  # collects zombies
+        unused_leases_end(self.config)
 
     def kill_strays(self) -> None:
         names = endpoint_processes()  # read before the rows, so that the rows are never older
@@ -155,6 +180,7 @@ class ProcessLauncher:
         self._tidy_pool.submit(delete, hide_unused(self.config, set(in_use)))
 
     def close(self) -> None:
+        unused_leases_end(self.config)
         self._staging_pool.shutdown()
         self._tidy_pool.shutdown(wait=False, cancel_futures=True)
 

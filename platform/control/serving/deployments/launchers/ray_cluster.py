@@ -23,7 +23,7 @@ from control.core.settings.config import Config
 from control.models.engines.planning import Purpose, Workload, memory_needed
 from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.launchers.engine_process import process_name
-from control.serving.deployments.launchers.interface import Ended, LaunchError, Record
+from control.serving.deployments.launchers.interface import DeviceWait, Ended, LaunchError, Record
 from control.serving.deployments.launchers.ray_calls import (
     Actor,
     ActorGone,
@@ -85,6 +85,9 @@ class RayLauncher:
         self._retry_at: dict[str, float] = {}  # of the monotonic clock; by the name of the actor
 
     def ensure(self, replica: Replica, record: Record) -> bool:
+        if hardware := replica.deployment.hardware:
+            message = f"Ray places the engines, so an endpoint cannot ask for hardware {hardware!r}."
+            raise DeviceWait(message, code="no_such_hardware")
         name = process_name(replica)
         start = self._starts.get(name)
         if time.monotonic() < self._retry_at.get(name, 0.0):

@@ -14,7 +14,9 @@ from control.core.observability.listener import listen
 from control.core.processes.log_files import logs_limit
 from control.core.settings.config import get_config
 from control.models.catalog.cache import model_copies_limit
+from control.queue.devices.services import endpoint_devices_renew, endpoint_devices_withdraw
 from control.queue.jobs.services import worker_beat, worker_leave
+from control.serving.deployments.launchers.leased_devices import leases_devices
 from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from control.tenants.row_security.scope import Across, across_tenants
 
@@ -53,6 +55,7 @@ class Command(BaseCommand):
 
 def _supervise(supervisor: Supervisor, stop: threading.Event) -> None:
     worker, next_beat = f"supervisor@{supervisor.id}", 0.0
+    is_leasing = leases_devices(supervisor.config)
     ticked_at = time.monotonic()
     listen(lambda: time.monotonic() - ticked_at < HANGING_SECONDS)
     supervisor.kill_strays()
@@ -62,6 +65,8 @@ def _supervise(supervisor: Supervisor, stop: threading.Event) -> None:
             supervisor.tick()
             if time.monotonic() >= next_beat:
                 worker_beat(worker=worker, role="deployments")
+                if is_leasing:
+                    endpoint_devices_renew()
                 next_beat = time.monotonic() + BEAT_SECONDS
                 logs_limit(supervisor.config)
                 model_copies_limit(supervisor.config)
@@ -72,4 +77,6 @@ def _supervise(supervisor: Supervisor, stop: threading.Event) -> None:
         except OSError:  # the disk may be full; the endpoints must be supervised nevertheless
             log.exception("could not limit logs and copies of models")
     supervisor.stop()
+    if is_leasing:
+        endpoint_devices_withdraw()
     worker_leave(worker=worker)

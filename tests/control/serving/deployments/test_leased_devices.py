@@ -1,0 +1,390 @@
+"""Engines lease the devices that the operators state, as jobs do. The fake engines print what they see."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from django.test import Client
+from pydantic import ValidationError
+from pytest_django import Settings
+
+from control.billing.ledger.models import LedgerLine
+from control.core.settings.config import Config, StatedDevice
+from control.models.catalog.models import BaseModel
+from control.queue.devices.models import Device, EndpointLease
+from control.queue.devices.selectors import hardware
+from control.queue.devices.services import devices_register, endpoint_devices_renew, endpoint_devices_withdraw
+from control.queue.jobs.services import job_claim_next, job_succeed
+from control.serving.deployments.launchers.devices import NoFreeDevice, device_for_engine
+from control.serving.deployments.launchers.engine_process import _locked, log_path
+from control.serving.deployments.launchers.leased_devices import unused_leases_end
+from control.serving.deployments.models import Deployment, Replica
+from control.serving.deployments.services import deployment_delete, deployment_scale, deployment_stop
+from control.serving.deployments.supervisor import Supervisor
+from control.tenants.accounts.models import Organization
+from tests.control.factories import make_job
+from tests.control.queue.devices.helpers import GB, cpu, gpu, state
+from tests.control.serving.deployments.conftest import TIMINGS
+from tests.control.serving.deployments.support import (
+    FAKE_ENGINE,
+    State,
+    children_of,
+    crashes_of,
+    identity_of,
+    make_deployment,
+    make_replica,
+    make_served_model,
+    replica_of,
+    tick_until,
+    tick_until_state,
+)
+from tests.workers.test_planning import QWEN_32B
+from workers.model_sizes import ModelSizes
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a waiting replica look for a device at every tick."""
+    monkeypatch.setattr("control.serving.deployments.observations.DEVICE_WAIT_SECONDS", 0.0)
+
+
+@pytest.fixture
+def model(db: None, tmp_path: Path) -> BaseModel:
+    return make_served_model(tmp_path / "model")
+
+
+@pytest.fixture
+def started(db: None, settings: Settings, tmp_path: Path) -> Iterator[list[Supervisor]]:
+    """The supervisors that `start` has started; their engines are ended after the test."""
+    settings.SLIPSTREAM_ENGINE_COMMAND = FAKE_ENGINE
+    supervisors: list[Supervisor] = []
+    yield supervisors
+    for supervisor in supervisors:
+        supervisor.drains = True
+        supervisor.stop()
+        for child in children_of(supervisor):
+            child.kill()
+            child.wait(timeout=10)
+
+
+def start(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, *devices: StatedDevice, machine: str = "here"
+) -> Supervisor:
+    state(settings, *devices, machine=machine, data_dir=tmp_path / machine)
+    endpoint_devices_renew()
+    supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS)
+    started.append(supervisor)
+    return supervisor
+
+
+def holders() -> list[tuple[str, int, str]]:
+    """Returns kind and index of each device that an endpoint holds, with the id of the deployment."""
+    leases = EndpointLease.objects.order_by("device__kind", "device__index")
+    return list(leases.values_list("device__kind", "device__index", "deployment_id"))
+
+
+def seen_by(supervisor: Supervisor, deployment: Deployment) -> str:
+    return log_path(supervisor.config, deployment.pk).read_text().splitlines()[-1]
+
+
+def blocked_code(deployment: Deployment) -> str | None:
+    blocked: dict[str, str] | None = Replica.objects.get(deployment=deployment, number=0).blocked
+    return None if blocked is None else blocked["code"]
+
+
+def tick_until_blocked(supervisor: Supervisor, deployment: Deployment, code: str) -> None:
+    tick_until(
+        supervisor,
+        lambda: Replica.objects.filter(deployment=deployment, number=0, blocked__code=code).exists(),
+    )
+
+
+def test_an_engine_sees_only_the_smallest_device_that_fits_and_gives_it_back(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    supervisor = start(started, settings, tmp_path, gpu(80), gpu(24, index=3), gpu(40, index=5))
+    deployment = make_deployment(model)
+
+    tick_until_state(supervisor, deployment, State.READY)
+
+    assert seen_by(supervisor, deployment) == "CUDA_VISIBLE_DEVICES=3 device=auto"
+    assert holders() == [("cuda", 3, deployment.pk)]
+    assert [(group.memory_bytes, group.free) for group in hardware()] == [(24 * GB, 0), (40 * GB, 1), (80 * GB, 1)]
+    deployment_stop(deployment=deployment)
+    tick_until_state(supervisor, deployment, State.STOPPED)
+    assert holders() == []
+
+
+def test_an_engine_on_a_stated_cpu_sees_no_gpu_and_holds_the_cpu_alone(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    supervisor = start(started, settings, tmp_path, cpu(16))
+    first = make_deployment(model)
+    tick_until_state(supervisor, first, State.READY)
+
+    second = make_deployment(model)
+
+    tick_until_blocked(supervisor, second, "no_free_device")
+
+    assert seen_by(supervisor, first) == "CUDA_VISIBLE_DEVICES= device=cpu"
+    assert holders() == [("cpu", 0, first.pk)]
+
+
+def test_without_stated_devices_engines_on_the_cpu_share_it(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    supervisor = start(started, settings, tmp_path)
+    deployments = [make_deployment(model) for _ in range(2)]
+
+    for deployment in deployments:
+        tick_until_state(supervisor, deployment, State.READY)
+
+    assert holders() == []
+
+
+def test_a_replica_that_finds_no_free_device_waits_and_starts_when_a_job_ends(
+    started: list[Supervisor],
+    settings: Settings,
+    tmp_path: Path,
+    client: Client,
+    organization: Organization,
+) -> None:
+    supervisor = start(started, settings, tmp_path, gpu(80))
+    devices_register()
+    job = make_job(organization, memory_needed={"cuda": GB})
+    claim = job_claim_next(worker="worker")
+    assert claim is not None
+    deployment = make_deployment(make_served_model(tmp_path / "model", organization=organization), organization)
+
+    tick_until_blocked(supervisor, deployment, "no_free_device")
+
+    shown = client.get(f"/v1/deployments/{deployment.pk}").json()
+    assert (shown["state"], shown["blocked"]["code"], shown["error"]) == ("provisioning", "no_free_device", None)
+    assert "held by jobs or other endpoints" in shown["blocked"]["message"]
+    assert not EndpointLease.objects.exists()
+    assert crashes_of(deployment) == []
+    job_succeed(claim=claim, result={})
+    tick_until_state(supervisor, deployment, State.READY)
+    assert client.get(f"/v1/deployments/{deployment.pk}").json()["blocked"] is None
+    assert job.pk not in {lease.deployment_id for lease in EndpointLease.objects.all()}
+
+
+def test_a_job_does_not_get_the_device_of_an_endpoint_before_the_engine_has_ended(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    supervisor = start(started, settings, tmp_path, gpu(80))
+    devices_register()
+    deployment = make_deployment(model)
+    tick_until_state(supervisor, deployment, State.READY)
+    job = make_job(memory_needed={"cuda": GB})
+    assert job_claim_next(worker="worker") is None
+    engine = identity_of(deployment)
+
+    deployment_delete(deployment=deployment)
+    while EndpointLease.objects.exists():
+        assert job_claim_next(worker="worker") is None
+        supervisor.tick()
+
+    assert not engine.is_alive()
+    claimed = job_claim_next(worker="worker")
+    assert claimed is not None
+    assert (claimed.job_id, claimed.visible_devices) == (job.pk, "0")
+
+
+def test_a_device_that_only_a_supervisor_has_registered_is_offered_to_no_job(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, client: Client, organization: Organization
+) -> None:
+    start(started, settings, tmp_path, gpu(80))
+    job = make_job(organization, memory_needed={"cuda": GB})
+
+    assert client.get(f"/v1/jobs/{job.pk}").json()["blocked"]["code"] == "no_worker"
+    assert [group.count for group in hardware()] == [1]
+    endpoint_devices_withdraw()
+    assert hardware() == []
+
+
+def test_a_model_that_fits_no_device_waits_until_a_larger_one_is_stated(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    model.sizes = asdict(ModelSizes.of(QWEN_32B))
+    model.save()
+    supervisor = start(started, settings, tmp_path, gpu(24))
+    deployment = make_deployment(model)
+    tick_until_blocked(supervisor, deployment, "no_device_fits")
+    message = replica_of(deployment).blocked["message"]  # type: ignore[index]
+    assert "The endpoint needs a device with" in message
+    assert "24.0 GB (cuda)" in message
+
+    state(settings, gpu(24), gpu(160, index=1), machine="here", data_dir=tmp_path / "here")
+    endpoint_devices_renew()
+
+    tick_until_state(supervisor, deployment, State.READY)
+    assert holders() == [("cuda", 1, deployment.pk)]
+
+
+def test_the_next_supervisor_adopts_the_engine_with_its_device(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    devices = (gpu(80), gpu(80, index=1))
+    killed = start(started, settings, tmp_path, *devices)
+    deployment = make_deployment(model)
+    tick_until_state(killed, deployment, State.READY)
+    engine, lease = identity_of(deployment), EndpointLease.objects.get()
+    Replica.objects.update(lease_until="2020-01-01T00:00:00Z")  # as some seconds after a kill
+
+    unused_leases_end(settings.SLIPSTREAM)
+    following = start(started, settings, tmp_path, *devices)
+    for _ in range(5):
+        following.tick()
+
+    assert identity_of(deployment) == engine
+    assert engine.is_alive()
+    assert EndpointLease.objects.get() == lease
+    other = make_deployment(model)
+    tick_until_state(following, other, State.READY)
+    assert seen_by(following, other) == f"CUDA_VISIBLE_DEVICES={1 - lease.device.index} device=auto"
+
+
+def test_a_supervisor_that_dies_after_the_lease_leaves_a_device_that_the_next_one_gives_to_the_same_replica(
+    started: list[Supervisor],
+    settings: Settings,
+    tmp_path: Path,
+    model: BaseModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    def tick_until_killed() -> None:
+        while True:
+            first.tick()
+
+    first = start(started, settings, tmp_path, gpu(80), gpu(80, index=1))
+    deployment = make_deployment(model)
+    with monkeypatch.context() as patch:
+        patch.setattr("control.serving.deployments.launchers.process.launch", killed)
+        with pytest.raises(Killed):
+            tick_until_killed()
+    assert holders() == [("cuda", 0, deployment.pk)]
+    Replica.objects.update(lease_until="2020-01-01T00:00:00Z")
+
+    second = start(started, settings, tmp_path, gpu(80), gpu(80, index=1))
+    tick_until_state(second, deployment, State.READY)
+
+    assert holders() == [("cuda", 0, deployment.pk)]
+    assert EndpointLease.objects.get().fence == replica_of(deployment).fence
+
+
+def test_the_lease_of_a_replica_that_nobody_starts_here_any_more_ends(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    """The replica was leased a device on this machine, and the supervisor of another machine started it there. A
+    process of the replica, which no row records, may still use the device.
+    """
+    here = start(started, settings, tmp_path, gpu(80))
+    deployment = make_deployment(model)
+    elsewhere = {"supervisor": "there:1:abcd", "node": "there", "pid": 1, "lease_until": "2100-01-01T00:00:00Z"}
+    make_replica(deployment, **elsewhere)
+    EndpointLease.objects.create(
+        device=Device.objects.get(),
+        organization_id=deployment.organization_id,
+        deployment_id=deployment.pk,
+        replica=f"{deployment.pk}-0",
+        fence=1,
+        since="2020-01-01T00:00:00Z",
+    )
+    with _locked(here.config, f"{deployment.pk}-0") or nullcontext() as process:
+        assert process is not None
+        here.tick()
+        assert holders() == [("cuda", 0, deployment.pk)]
+
+    here.tick()
+
+    assert holders() == []
+    Replica.objects.update(pid=None, node="")
+
+
+def test_replicas_that_end_give_their_devices_back_one_by_one(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    supervisor = start(started, settings, tmp_path, *(gpu(80, index=index) for index in range(3)))
+    deployment = make_deployment(model)
+    deployment_scale(deployment=deployment, num_replicas=3)
+    tick_until_state(supervisor, deployment, State.READY)
+    assert len(holders()) == 3
+
+    deployment_scale(deployment=deployment, num_replicas=1)
+
+    tick_until(supervisor, lambda: len(holders()) == 1)
+    assert EndpointLease.objects.get().replica == f"{deployment.pk}-0"
+
+
+def test_an_endpoint_is_charged_at_the_price_of_its_device(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    supervisor = start(started, settings, tmp_path, gpu(80, price_per_hour=2.5))
+    deployment = make_deployment(model)
+    tick_until_state(supervisor, deployment, State.READY)
+
+    deployment_stop(deployment=deployment)
+    tick_until_state(supervisor, deployment, State.STOPPED)
+
+    line = LedgerLine.objects.get(object_id=deployment.pk)
+    assert (line.device_kind, line.price_nanousd) == ("cuda", 2_500_000_000)
+
+
+def test_a_supervisor_without_stated_devices_leaves_the_devices_of_workers_to_them(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, db: None
+) -> None:
+    state(settings, gpu(80, index=6))
+    devices_register()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    config = settings.SLIPSTREAM.model_copy(update={"devices": ()})
+
+    assert device_for_engine(config, ending=[]) == "7"
+    with pytest.raises(NoFreeDevice):
+        device_for_engine(config, ending=["7"])
+
+
+def test_a_device_that_is_stated_for_leases_cannot_also_be_one_for_endpoints_only() -> None:
+    with pytest.raises(ValidationError, match="must not have a device in common"):
+        Config(devices=(gpu(80, index=2),), endpoint_devices="1, 2")
+
+
+def test_an_endpoint_gets_only_a_device_of_the_asked_model(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    supervisor = start(started, settings, tmp_path, gpu(24, model="L4"), gpu(80, index=1))
+    first = make_deployment(model)
+    Deployment.objects.filter(pk=first.pk).update(hardware="H100")
+    tick_until_state(supervisor, first, State.READY)
+
+    second, third = make_deployment(model), make_deployment(model)
+    for deployment, asked in ((second, "H100"), (third, "B200")):
+        Deployment.objects.filter(pk=deployment.pk).update(hardware=asked)
+
+    tick_until_blocked(supervisor, second, "no_free_device")
+    tick_until_blocked(supervisor, third, "no_such_hardware")
+
+    assert holders() == [("cuda", 1, first.pk)]
+
+
+@pytest.mark.parametrize(("asked", "code"), [("cuda", "no_such_hardware"), ("cpu", None)])
+def test_a_machine_without_stated_devices_starts_only_endpoints_for_its_kind_of_device(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel, asked: str, code: str | None
+) -> None:
+    supervisor = start(started, settings, tmp_path)
+    deployment = make_deployment(model)
+    Deployment.objects.filter(pk=deployment.pk).update(hardware=asked)
+
+    if code is None:
+        tick_until_state(supervisor, deployment, State.READY)
+    else:
+        tick_until_blocked(supervisor, deployment, code)
+
+    assert blocked_code(deployment) == code

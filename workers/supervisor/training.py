@@ -13,6 +13,7 @@ from control.queue.jobs.services import job_commit_checkpoint
 from workers.contracts import Checkpoint, FailureClass, Finished, ShardDone, TrainingSpec
 from workers.supervisor.attempt import Attempt, Ending
 from workers.supervisor.outcomes import AttemptFailed
+from workers.supervisor.quote_caps import pause_at_cap
 from workers.supervisor.run_child import run_child
 from workers.supervisor.staging import (
     artifact_prefix,
@@ -29,6 +30,7 @@ class TrainingHandler:
     drop_cut_answers."""
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
+        pause_at_cap(attempt)
         speculator = _speculator(attempt)
         finished = run_child(
             attempt, _spec(attempt, speculator), on_result=lambda event: commit_checkpoint(attempt, event)
@@ -94,7 +96,9 @@ def stage_checkpoint(attempt: Attempt) -> Path:
 
 
 def commit_checkpoint(attempt: Attempt, event: ShardDone | Checkpoint) -> None:
+    """Stores and commits the checkpoint. Raises: as `pause_at_cap`."""
     assert isinstance(event, Checkpoint), "only batches make shards"
     prefix = checkpoint_prefix(attempt.claim, event.step)
     get_storage().put_folder(prefix, Path(event.path))
     job_commit_checkpoint(claim=attempt.claim, storage_prefix=prefix, step=event.step)
+    pause_at_cap(attempt)

@@ -41,7 +41,9 @@ from control.tenants.row_security.scope import Across, across_tenants
 from control.workflows.batches.caps import batches_review
 from control.workflows.batches.selectors import batches_overdue
 from control.workflows.batches.tidy import batches_tidy
+from control.workflows.pipelines.endpoint_caps import endpoints_review
 from control.workflows.pipelines.stages import pipelines_reconcile
+from control.workflows.quotes.caps import jobs_review
 from workers.supervisor.attempt import Handler, run_attempt, work_folders_sweep
 from workers.supervisor.batch import BatchHandler
 from workers.supervisor.evaluation import EvaluationHandler
@@ -71,6 +73,8 @@ CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "repeat wake-ups": (1, reconcile),
     "advance pipelines": (1, pipelines_reconcile),
     "review paused batches": (1, batches_review),
+    "review jobs paused by quotes": (1, jobs_review),
+    "pause endpoints at quotes": (12, endpoints_review),
     "advance rollouts": (1, rollouts_reconcile),
     "report spending thresholds": (1, thresholds_report),
     "tidy batches": (6, batches_tidy),

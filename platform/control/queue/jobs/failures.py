@@ -25,6 +25,8 @@ MAX_TRIES: Mapping[FailureClass, int | None] = {
     FailureClass.OUT_OF_MEMORY: 2,
     FailureClass.BUG: 3,
 }
+# For failures of these classes the service is responsible: another attempt may succeed, and the time is credited.
+OF_SERVICE = frozenset({FailureClass.INFRA, FailureClass.BUG})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class Failure:
             "class": self.failure_class.value,
             "code": self.code,
             "message": self.message,
-            "retryable": self.failure_class in (FailureClass.INFRA, FailureClass.BUG),
+            "retryable": self.failure_class in OF_SERVICE,
         }
 
 

@@ -25,11 +25,12 @@ from control.queue.devices.leases import (
     visible_devices,
 )
 from control.queue.devices.models import Device
-from control.queue.jobs.attempts import attempt_ended, attempt_lost
+from control.queue.jobs.attempts import attempt_credit, attempt_ended, attempt_lost
 from control.queue.jobs.config import get_job_config
 from control.queue.jobs.failures import (
     MAX_LOST_ATTEMPTS,
     MAX_STALLED_ATTEMPTS,
+    OF_SERVICE,
     Failure,
     backoff_seconds,
     final_failure,
@@ -249,7 +250,10 @@ def job_final_failure(*, job: Job, failure: Failure) -> Failure | None:
 
 
 def job_fail(*, claim: Claim, failure: Failure) -> bool:
-    """Ends the attempt, and the job unless it is tried again. Returns: whether the job ended. Raises: LeaseLost."""
+    """Ends the attempt, and the job unless it is tried again. Returns: whether the job ended. Raises: LeaseLost.
+
+    Effects: credits the attempt if it failed for reasons of the service.
+    """
     with transaction.atomic():
         update_claimed(claim, progress_at=Now())  # locks the row before it is read
         job = Job.objects.get(pk=claim.job_id)
@@ -266,24 +270,31 @@ def job_fail(*, claim: Claim, failure: Failure) -> bool:
                 failures=failures,
                 finished_at=Now(),
             )
-            return True
-        config = get_job_config()
-        lost = is_lost(failure, stalled_attempts=job.stalled_attempts)
-        num_in_vain = job.stalled_attempts + job.lost_attempts
-        delay = backoff_seconds(num_in_vain, first=config.backoff_seconds, cap=config.backoff_cap_seconds)
-        transition(
-            claim,
-            Job.Status.QUEUED,
-            event="retried",
-            data={**failure.as_error(), "pause_seconds": round(delay, 3)},
-            failures=failures,
-            stalled_attempts=job.stalled_attempts - lost,
-            lost_attempts=job.lost_attempts + lost,
-            params=_with_half(job.params, failure.num_rows),
-            # a requested cancellation does not wait for the back-off
-            not_before=from_now(delay) if job.cancel_requested_at is None else None,
-        )
-    return False
+        else:
+            _try_again(claim, job, failure, failures)
+        if failure.failure_class in OF_SERVICE:
+            attempt_credit(job, fence=claim.fence)
+    return final is not None
+
+
+def _try_again(claim: Claim, job: Job, failure: Failure, failures: Mapping[str, int]) -> None:
+    """Queues the job again, after a pause. Args: failures: the new value of `Job.failures`."""
+    config = get_job_config()
+    lost = is_lost(failure, stalled_attempts=job.stalled_attempts)
+    num_in_vain = job.stalled_attempts + job.lost_attempts
+    delay = backoff_seconds(num_in_vain, first=config.backoff_seconds, cap=config.backoff_cap_seconds)
+    transition(
+        claim,
+        Job.Status.QUEUED,
+        event="retried",
+        data={**failure.as_error(), "pause_seconds": round(delay, 3)},
+        failures=dict(failures),
+        stalled_attempts=job.stalled_attempts - lost,
+        lost_attempts=job.lost_attempts + lost,
+        params=_with_half(job.params, failure.num_rows),
+        # a requested cancellation does not wait for the back-off
+        not_before=from_now(delay) if job.cancel_requested_at is None else None,
+    )
 
 
 def _with_half(params: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:

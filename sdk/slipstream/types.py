@@ -127,6 +127,7 @@ class Pipeline(Record):
     speculator_id: str | None = None
     deployment_id: str | None = None
     quote_id: str | None = None
+    paused: Mapping[str, Any] | None = None  # why the endpoint waits or is stopped: the cap of the quote is reached
     engine: Mapping[str, Any] | None = None  # options of the engine
     cost: Mapping[str, Any] | None = None  # cost so far
     report: Mapping[str, Any] | None = None  # report of the evaluation; the entry `definitions` explains every figure

@@ -70,15 +70,13 @@ def attempt_credit(job: Job, *, fence: int) -> None:
 
 def running_nanousd(jobs: QuerySet[Job]) -> dict[str, int]:
     """Returns, by job, what its running attempt has cost so far. The ledger does not have its line yet."""
-    running = jobs.filter(status=Job.Status.RUNNING, claimed_at__isnull=False, lease_until__isnull=False)
-    rows = running.annotate(now=Now()).only("kind", "fence", "claimed_at", "lease_until")
-    return {
-        job.pk: device_time_nanousd(
-            since=job.claimed_at, until=min(job.now, job.lease_until), **_device_of(job.pk, job.fence)
-        )
-        for job in rows
-        if Job.Kind(job.kind) in _SUBJECTS
-    }
+    running, costs = jobs.filter(status=Job.Status.RUNNING), {}
+    for job in running.annotate(now=Now()).only("kind", "fence", "claimed_at", "lease_until"):
+        if Job.Kind(job.kind) in _SUBJECTS and job.claimed_at is not None and job.lease_until is not None:
+            until = min(job.now, job.lease_until)
+            device = _device_of(job.pk, job.fence)
+            costs[job.pk] = device_time_nanousd(since=job.claimed_at, until=until, **device)
+    return costs
 
 
 def _write_ledger(job: Job, *, fence: int, until: dt.datetime) -> None:

@@ -73,12 +73,16 @@ class QuoteStage(ResponseModel):
 
     @classmethod
     def of(cls, stage: Figures) -> Self:
-        names, price = ("cost_low", "cost", "cost_high"), stage["hour_nanousd"]
-        seconds = ("device_seconds_low", "device_seconds", "device_seconds_high")
+        costs, seconds = [Amount.of(cost) for cost in stage["nanousd"]], stage["device_seconds"]
+        price = stage["hour_nanousd"]
         return cls(
             name=stage["name"],
-            **{name: Amount.of(cost) for name, cost in zip(names, stage["nanousd"], strict=True)},
-            **dict(zip(seconds, stage["device_seconds"], strict=True)),
+            cost_low=costs[0],
+            cost=costs[1],
+            cost_high=costs[2],
+            device_seconds_low=seconds[0],
+            device_seconds=seconds[1],
+            device_seconds_high=seconds[2],
             device_kind=stage["device_kind"],
             price_per_device_hour=None if price is None else Amount.of(price),
             rests_on=stage["rests_on"],

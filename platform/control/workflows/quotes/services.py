@@ -1,7 +1,7 @@
 """Creates quotes and sets their caps. A quote is `measuring` until its pilot ends, and then `ready` or `failed`."""
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from django.db import transaction
@@ -125,7 +125,7 @@ def _has_ended(quote: Quote, pilot: Batch) -> bool:
     return pilot.status in TERMINAL and (quote.pipeline is None or pilot.job.status in JOB_ENDED)
 
 
-def _stages(quote: Quote, pilot: Batch, lengths: Sequence[int]) -> list[dict[str, Any]]:
+def _stages(quote: Quote, pilot: Batch, lengths: list[int]) -> list[dict[str, Any]]:
     """Returns the value of `Quote.stages`."""
     attempts = LedgerLine.objects.filter(subject=Subject.BATCH_TIME, object_id=pilot.job_id)
     last = attempts.filter(credit_reason=None).order_by("ended_at").last()
@@ -142,6 +142,7 @@ def _stages(quote: Quote, pilot: Batch, lengths: Sequence[int]) -> list[dict[str
     dataset = DatasetFacts(
         num_rows=quote.dataset.num_rows, input_nanousd=quote.input_nanousd, output_nanousd=quote.output_nanousd
     )
+    assert quote.pipeline is not None, "only the quote of a pipeline has stages"
     return estimate_stages(quote.pipeline, facts, dataset)
 
 

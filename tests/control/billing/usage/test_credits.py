@@ -23,6 +23,7 @@ from control.queue.jobs.services import job_fail, job_pause_on_request, job_rele
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
 from control.tenants.row_security.scope import as_tenant
+from control.workflows.pipelines.selectors import pipeline_fresh
 from control.workflows.pipelines.stages import pipeline_advance
 from tests.control.billing.ledger.test_ledger import age_claim
 from tests.control.factories import make_job, make_organization
@@ -164,20 +165,43 @@ def test_an_attempt_is_credited_once_whatever_the_reason(organization: Organizat
 
 def test_a_gate_that_refuses_gives_back_every_attempt_at_the_training(client: Client) -> None:
     pipeline = advance_to_stage("evaluate", make_pipeline(gate={"min_speedup": 9}))
-    assert pipeline.training_job is not None
-    assert pipeline.evaluation_job is not None
+    training, evaluation = pipeline.training_job_id or "", pipeline.evaluation_job_id or ""
     for sequence in ("1", "2"):
-        use_hour(pipeline.organization, pipeline.training_job.pk, sequence)
-    use_hour(pipeline.organization, pipeline.evaluation_job.pk)
+        use_hour(pipeline.organization, training, sequence)
+    use_hour(pipeline.organization, evaluation)
 
     pipeline = end_evaluation(pipeline)
     for _ in range(2):
         pipeline = pipeline_advance(pipeline=pipeline)
 
     assert pipeline.status == "rejected"
-    assert [line.credit_reason for line in credits_of(pipeline.training_job.pk)] == ["gate_rejected"] * 2
-    assert cost_of(pipeline.training_job.pk) == 0
-    assert cost_of(pipeline.evaluation_job.pk) == 2 * DOLLAR
+    assert [line.credit_reason for line in credits_of(training)] == ["gate_rejected"] * 2
+    assert (cost_of(training), cost_of(evaluation)) == (0, 2 * DOLLAR)
+
+
+def test_a_pipeline_or_an_attempt_ends_only_together_with_its_credit(
+    organization: Organization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies between the end and the credit: neither is in the database, and another process repeats both."""
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("control.queue.jobs.services.attempt_credit", die)
+    monkeypatch.setattr("control.workflows.pipelines.stages.credits_add_for_job", die)
+    with pytest.raises(KeyboardInterrupt):
+        fail(FailureClass.INFRA, organization)
+    pipeline = advance_to_stage("evaluate", make_pipeline(gate={"min_speedup": 9}))
+    assert pipeline.training_job is not None
+    use_hour(pipeline.organization, pipeline.training_job.pk)
+    with pytest.raises(KeyboardInterrupt):
+        end_evaluation(pipeline)
+
+    assert Job.objects.get(organization=organization).status == Job.Status.RUNNING
+    assert pipeline_fresh(pipeline).status == "gating"
+    monkeypatch.undo()
+    assert pipeline_advance(pipeline=pipeline).status == "rejected"
+    assert len(credits_of(pipeline.training_job.pk)) == 1
 
 
 def test_a_gate_that_passes_gives_nothing_back() -> None:

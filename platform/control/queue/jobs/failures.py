@@ -10,6 +10,7 @@ bug                                   three attempts in all
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from workers.contracts import FailureClass
 
@@ -88,3 +89,11 @@ def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int, lost
 def backoff_seconds(stalled_attempts: int, *, first: float, cap: float) -> float:
     """Returns exponential back-off with full jitter, so that many failed jobs are not retried at the same time."""
     return random.uniform(0.0, min(cap, first * 2.0 ** max(0, stalled_attempts - 1)))
+
+
+def with_half(params: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:
+    """Returns the params with half of `num_rows` as batch size, because the memory did not suffice for all rows.
+
+    Args: num_rows: None: nothing changes.
+    """
+    return {**params} if num_rows is None else {**params, "max_batch_size": max(1, num_rows // 2)}

@@ -35,6 +35,7 @@ from control.queue.jobs.failures import (
     backoff_seconds,
     final_failure,
     is_lost,
+    with_half,
 )
 from control.queue.jobs.fair import NORMAL, may_run_another, next_job, priority_of, share_join
 from control.queue.jobs.models import Job, Worker
@@ -291,18 +292,10 @@ def _try_again(claim: Claim, job: Job, failure: Failure, failures: Mapping[str, 
         failures=dict(failures),
         stalled_attempts=job.stalled_attempts - lost,
         lost_attempts=job.lost_attempts + lost,
-        params=_with_half(job.params, failure.num_rows),
+        params=with_half(job.params, failure.num_rows),
         # a requested cancellation does not wait for the back-off
         not_before=from_now(delay) if job.cancel_requested_at is None else None,
     )
-
-
-def _with_half(params: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:
-    """Returns the params with half of `num_rows` as batch size, because the memory did not suffice for all rows.
-
-    Args: num_rows: None: nothing changes.
-    """
-    return {**params} if num_rows is None else {**params, "max_batch_size": max(1, num_rows // 2)}
 
 
 def job_release(*, claim: Claim) -> None:

@@ -251,9 +251,9 @@ def job_final_failure(*, job: Job, failure: Failure) -> Failure | None:
 
 
 def job_fail(*, claim: Claim, failure: Failure) -> bool:
-    """Ends the attempt, and the job unless it is tried again. Returns: whether the job ended. Raises: LeaseLost.
+    """Ends the attempt, and the job unless it is tried again; credits it if it failed for reasons of the service.
 
-    Effects: credits the attempt if it failed for reasons of the service.
+    Returns: whether the job ended. Raises: LeaseLost.
     """
     with transaction.atomic():
         update_claimed(claim, progress_at=Now())  # locks the row before it is read

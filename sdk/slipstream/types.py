@@ -107,9 +107,8 @@ class Stage(Record):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        progress = values.get("progress")
-        parsed = None if progress is None else record(Progress, progress)
-        return record(cls, {**values, "progress": parsed, "metrics": values.get("metrics") or {}})
+        progress = None if values.get("progress") is None else record(Progress, values["progress"])
+        return record(cls, {**values, "progress": progress, "metrics": values.get("metrics") or {}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

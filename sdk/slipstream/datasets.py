@@ -1,6 +1,6 @@
 """Datasets are validated files of prompts; quotes estimate the cost of a batch of a dataset's rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ class Datasets(Resource[D]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote(Record):
-    """The estimated cost of a batch of a dataset, with bounds for the number of output tokens and the cost."""
+    """The estimated cost of a batch of a dataset, or of a pipeline with its rows, with bounds."""
 
     id: str
     dataset_id: str
@@ -85,6 +85,9 @@ class Quote(Record):
     cost_low: Mapping[str, Any] | None = None
     cost_high: Mapping[str, Any] | None = None
     cap: Mapping[str, Any] | None = None
+    pipeline: Mapping[str, Any] | None = None
+    # of a pipeline: a line for each stage and the endpoint, with its costs, its device time and what they rest on
+    stages: Sequence[Mapping[str, Any]] | None = None
     # cost so far of the batches, distillations and pipelines that use this quote
     spent: Mapping[str, Any] | None = None
     created_at: int
@@ -92,15 +95,25 @@ class Quote(Record):
 
 class Quotes(Resource[D]):
     @procedure
-    def create(self, *, dataset_id: str, basis: str = "pilot", cap: float | None = None) -> Steps[Quote]:
-        """Estimate the cost of a batch.
+    def create(
+        self,
+        *,
+        dataset_id: str,
+        basis: str = "pilot",
+        cap: float | None = None,
+        pipeline: Mapping[str, Any] | None = None,
+    ) -> Steps[Quote]:
+        """Estimate the cost of a batch or, with `pipeline`, of a pipeline and the first month of its endpoint.
 
         Args:
             basis: how the number of output tokens is estimated. `pilot` answers some of the rows, `history` uses
                 earlier batches.
             cap: US dollars; batches and other work created with the quote are paused when they have cost this much.
+            pipeline: {"training": {"kind": "medusa", "max_seconds": 600}, "evaluation": {"concurrencies": [1, 16]},
+                "endpoint": {"replicas": 2, "hours": 730}}; `endpoint` may be None. Needs the basis `pilot`.
         """
-        return self.http.post(Quote, "quotes", {"dataset_id": dataset_id, "basis": basis, "cap": cap})
+        body = {"dataset_id": dataset_id, "basis": basis, "cap": cap, "pipeline": pipeline}
+        return self.http.post(Quote, "quotes", body)
 
     @procedure
     def update(self, quote_id: str, *, cap: float | None) -> Steps[Quote]:

@@ -94,6 +94,11 @@ class Deployments(Resource[D]):
     def retrieve(self, deployment_id: str) -> Steps[Deployment]:
         return self.http.get(Deployment, path_of("deployments", deployment_id))
 
+    @procedure
+    def cost(self, deployment_id: str) -> Steps[dict[str, Any]]:
+        """Return the device time of the endpoint's processes so far and its cost: in all, and in this month."""
+        return self.http.get(dict, path_of("deployments", deployment_id, "cost"))
+
     @listing
     def list(self) -> Items[Page[Deployment]]:
         return self.http.pages(Deployment, "deployments")

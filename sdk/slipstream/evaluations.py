@@ -90,6 +90,38 @@ class Evaluations(Resource[D]):
         return self.http.post(Evaluation, path_of("evaluations", evaluation_id, "cancel"))
 
     @procedure
+    def capacity(
+        self,
+        evaluation_id: str,
+        *,
+        requests_per_second: float,
+        output_tokens: float | None = None,
+        input_tokens: float | None = None,
+        concurrency: int | None = None,
+        utilisation: float | None = None,
+        device_kind: str | None = None,
+        price_per_device_hour: float | None = None,
+    ) -> Steps[dict[str, Any]]:
+        """Return the devices and the cost of a month for a rate of requests, with and without the speculator.
+
+        Args:
+            output_tokens: mean number of tokens of an answer; None: that of the evaluation.
+            input_tokens: mean number of tokens of a prompt; the plan is then marked as extrapolated.
+            concurrency: one of the evaluated ones; None: the highest.
+            utilisation: the part of the measured speed that is used; None: 0.7.
+        """
+        query = {
+            "requests_per_second": requests_per_second,
+            "output_tokens": output_tokens,
+            "input_tokens": input_tokens,
+            "concurrency": concurrency,
+            "utilisation": utilisation,
+            "device_kind": device_kind,
+            "price_per_device_hour": price_per_device_hour,
+        }
+        return self.http.get(dict, path_of("evaluations", evaluation_id, "capacity"), query)
+
+    @procedure
     def certificate(self, evaluation_id: str) -> Steps[dict[str, Any]]:
         """Return the certificate, which `slipstream.certificates.verify` checks."""
         return self.http.get(dict, path_of("evaluations", evaluation_id, "certificate"))

@@ -62,7 +62,8 @@ class Pipelines(Resource[D]):
             distillation: {"on_truncation": "continue", "max_continued_tokens": 16384}; see `Distillations.create`.
             training: {"kind": "medusa", ...hyperparameters}.
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
-            gate: {"min_speedup": 1.25, "concurrency": 4, "min_acceptance_length": 1.8, "outputs_equal": "model"};
+            gate: {"min_speedup": 1.25, "concurrency": 4, "min_acceptance_length": 1.8, "outputs_equal": "model",
+                "max_break_even_tokens": 50_000_000};
                 with "baseline": "suffix", the speedup is measured against suffix decoding alone.
             quote_id: a quote whose cap limits the cost of the pipeline.
             engine: options of the deployment and the evaluation; `slipstream.plans` lists them.

@@ -110,9 +110,8 @@ class Stage(Record):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        progress = values.get("progress")
-        parsed = None if progress is None else record(Progress, progress)
-        return record(cls, {**values, "progress": parsed, "metrics": values.get("metrics") or {}})
+        progress = None if values.get("progress") is None else record(Progress, values["progress"])
+        return record(cls, {**values, "progress": progress, "metrics": values.get("metrics") or {}})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +129,7 @@ class Pipeline(Record):
     speculator_id: str | None = None
     deployment_id: str | None = None
     quote_id: str | None = None
+    paused: Mapping[str, Any] | None = None  # why the endpoint waits or is stopped: the cap of the quote is reached
     engine: Mapping[str, Any] | None = None  # options of the engine
     hardware: str | None = None  # the device that was asked for; None: any
     cost: Mapping[str, Any] | None = None  # cost so far

@@ -19,6 +19,7 @@ from control.workflows.speculators.answer_examples import EXAMPLES_FILE
 from workers.contracts import ComparedArm, EvaluationSpec, FailureClass, Finished
 from workers.supervisor.attempt import Attempt, Ending
 from workers.supervisor.outcomes import AttemptFailed
+from workers.supervisor.quote_caps import pause_at_cap
 from workers.supervisor.results import artifact_path, commit_checkpoint, stage_checkpoint
 from workers.supervisor.run_child import run_child
 from workers.supervisor.staging import artifact_prefix, model_dir, stage_file, stage_speculator
@@ -34,6 +35,7 @@ class EvaluationHandler:
         evaluation = Evaluation.objects.select_related("speculator__base_model", "prompts_file").get(
             job_id=attempt.job.pk
         )
+        pause_at_cap(attempt)
         finished = run_child(
             attempt, _spec(attempt, evaluation), on_result=lambda event: commit_checkpoint(attempt, event)
         )

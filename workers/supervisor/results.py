@@ -7,6 +7,7 @@ from control.queue.jobs.services import job_commit_checkpoint
 from workers.contracts import Checkpoint, FailureClass, Finished, ShardDone
 from workers.supervisor.attempt import Attempt
 from workers.supervisor.outcomes import AttemptFailed
+from workers.supervisor.quote_caps import pause_at_cap
 from workers.supervisor.staging import checkpoint_prefix, stage_folder
 
 
@@ -28,7 +29,9 @@ def stage_checkpoint(attempt: Attempt) -> Path:
 
 
 def commit_checkpoint(attempt: Attempt, event: ShardDone | Checkpoint) -> None:
+    """Stores and commits the checkpoint. Raises: as `pause_at_cap`."""
     assert isinstance(event, Checkpoint), "only batches make shards"
     prefix = checkpoint_prefix(attempt.claim, event.step)
     get_storage().put_folder(prefix, Path(event.path))
     job_commit_checkpoint(claim=attempt.claim, storage_prefix=prefix, step=event.step)
+    pause_at_cap(attempt)

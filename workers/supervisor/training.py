@@ -12,6 +12,7 @@ from control.workflows.fine_tuning.selectors import trains_adapter
 from workers.contracts import TrainingSpec
 from workers.supervisor.attempt import Attempt, Ending
 from workers.supervisor.fine_tuning import fine_tune
+from workers.supervisor.quote_caps import pause_at_cap
 from workers.supervisor.results import artifact_path, commit_checkpoint, stage_checkpoint
 from workers.supervisor.run_child import run_child
 from workers.supervisor.staging import (
@@ -32,6 +33,7 @@ class TrainingHandler:
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
         if trains_adapter(attempt.job):
             return fine_tune(attempt)
+        pause_at_cap(attempt)
         speculator = _speculator(attempt)
         finished = run_child(
             attempt, _spec(attempt, speculator), on_result=lambda event: commit_checkpoint(attempt, event)

@@ -44,7 +44,9 @@ from control.workflows.batches.selectors import batches_overdue
 from control.workflows.batches.tidy import batches_tidy
 from control.workflows.loops.rounds import rounds_reconcile
 from control.workflows.loops.triggers import rounds_begin
+from control.workflows.pipelines.endpoint_caps import endpoints_review
 from control.workflows.pipelines.stages import pipelines_reconcile
+from control.workflows.quotes.caps import jobs_review
 from workers.supervisor.attempt import Handler, run_attempt, work_folders_sweep
 from workers.supervisor.batch import BatchHandler
 from workers.supervisor.evaluation import EvaluationHandler
@@ -74,6 +76,8 @@ CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "repeat wake-ups": (1, reconcile),
     "advance pipelines": (1, pipelines_reconcile),
     "review paused batches": (1, batches_review),
+    "review jobs paused by quotes": (1, jobs_review),
+    "pause endpoints at quotes": (12, endpoints_review),
     "advance rollouts": (1, rollouts_reconcile),
     "watch acceptance": (12, acceptance_watch_all),
     "advance rounds of loops": (1, rounds_reconcile),

@@ -18,6 +18,13 @@ class Subject(models.TextChoices):
     EVALUATION_TIME = "evaluation_time"
 
 
+class CreditReason(models.TextChoices):
+    """Why device time is given back."""
+
+    GATE_REJECTED = "gate_rejected"  # training whose speculator did not pass the gate of its pipeline
+    ATTEMPT_FAILED = "attempt_failed"  # an attempt that failed for reasons of the service
+
+
 class LedgerLine(models.Model):
     """Usage between `started_at` and `ended_at`. Ids are plain text, because a line outlives the objects it names."""
 
@@ -30,7 +37,7 @@ class LedgerLine(models.Model):
     sequence = models.CharField(
         max_length=64,
         help_text="The part of the object's usage that the line records: the shard of a batch, the attempt (fence) of "
-        "a job, the request to an endpoint, or the start of a period of an endpoint.",
+        "a job, the request to an endpoint, or the start of a period of an endpoint; of a credit, `credit:` and this.",
     )
     base_model_id = models.CharField(
         max_length=40, blank=True, help_text="Of tokens: the base model that sets the price."
@@ -45,7 +52,19 @@ class LedgerLine(models.Model):
         help_text="Price of one token or of one hour of a device when the line was written. Null: it had no price.",
     )
     price_percent = models.PositiveSmallIntegerField(default=100, help_text="The part of the price that is charged.")
-    cost_nanousd = models.BigIntegerField(default=0)
+    cost_nanousd = models.BigIntegerField(default=0, help_text="Negative: a credit.")
+    credit_reason = models.CharField(
+        max_length=24,
+        null=True,  # a default value would rewrite the table
+        blank=True,
+        choices=CreditReason.choices,
+        help_text="Why the line gives back the cost of the line with the sequence after `credit:`. Null: it is usage.",
+    )
+    credited_count = models.BigIntegerField(
+        null=True,
+        blank=True,
+        help_text="Of a credit: the milliseconds whose cost it gives back. Its `count` is 0, because nothing was used.",
+    )
     billed_month = models.DateField(
         null=True,
         blank=True,
@@ -64,6 +83,11 @@ class LedgerLine(models.Model):
                 fields=["organization", "ended_at"],
                 name="ledger_device_costs",
                 condition=models.Q(cost_nanousd__gt=0) & ~models.Q(device_kind=""),
+            ),
+            models.Index(
+                fields=["organization", "ended_at"],
+                name="ledger_credits",
+                condition=models.Q(credit_reason__isnull=False),
             ),
             models.Index(
                 fields=["organization", "billed_month"],

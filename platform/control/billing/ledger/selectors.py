@@ -4,12 +4,12 @@ import datetime as dt
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from django.db.models import BigIntegerField, OuterRef, Subquery, Sum, Value
+from django.db.models import BigIntegerField, F, OuterRef, Q, Subquery, Sum, Value
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Coalesce, TruncMonth
 
 from control.billing.ledger.models import LedgerLine, Subject
-from control.billing.ledger.months import billed_in
+from control.billing.ledger.months import billed_in, end_of, start_of
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.projects import visible
 
@@ -49,19 +49,29 @@ class MonthTotal:
     price_nanousd: int | None  # of one token, or of one hour of a device; None: there was no price
     price_percent: int
     used_in: dt.date  # first day of the month in which the use ended
-    count: int  # tokens, or milliseconds of one device
-    cost_nanousd: int
+    credit_reason: str | None  # None: usage
+    count: int  # tokens, or milliseconds of one device; of credits, those whose cost is given back
+    cost_nanousd: int  # of credits, negative
 
 
 def month_totals(organization: Organization, month: dt.date) -> list[MonthTotal]:
     """Sums the lines on the invoice of the month. Lines without use or cost are left out."""
     lines = LedgerLine.objects.filter(visible(organization), billed_in(month)).exclude(count=0, cost_nanousd=0)
-    columns = ("project_id", "subject", "base_model_id", "device_kind", "price_nanousd", "price_percent", "used_in")
+    columns = (
+        "project_id",
+        "subject",
+        "base_model_id",
+        "device_kind",
+        "price_nanousd",
+        "price_percent",
+        "used_in",
+        "credit_reason",
+    )
     rows = (
         lines.annotate(used_in=TruncMonth("ended_at", tzinfo=dt.UTC))
         .values(*columns)
-        .annotate(total=Sum("count"), cost=Sum("cost_nanousd"))
-        .order_by(*columns)
+        .annotate(total=Sum(Coalesce("credited_count", "count")), cost=Sum("cost_nanousd"))
+        .order_by(*columns[:-1], F("credit_reason").asc(nulls_first=True))
     )
     return [
         MonthTotal(
@@ -73,8 +83,28 @@ def month_totals(organization: Organization, month: dt.date) -> list[MonthTotal]
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointTime:
+    """The device time of an endpoint's processes."""
+
+    milliseconds: int
+    nanousd: int
+    nanousd_this_month: int
+
+
+def endpoint_time(deployment_id: str, *, month: dt.date) -> EndpointTime:
+    """Sums the ledger's lines for one deployment: one for each minute of each process. Args: month: the current one."""
+    lines = LedgerLine.objects.filter(subject=Subject.ENDPOINT_TIME, object_id=deployment_id)
+    sums = lines.aggregate(
+        milliseconds=Sum("count"),
+        nanousd=Sum("cost_nanousd"),
+        nanousd_this_month=Sum("cost_nanousd", filter=Q(ended_at__gte=start_of(month), ended_at__lt=end_of(month))),
+    )
+    return EndpointTime(**{name: value or 0 for name, value in sums.items()})
+
+
 def job_time_nanousd(organization: Organization, job_ids: Collection[str]) -> int:
-    """Returns the cost of the device time that these jobs have used in the attempts that have ended."""
+    """Returns the cost of the device time that these jobs have used in the attempts that have ended, less credits."""
     lines = LedgerLine.objects.filter(visible(organization), subject__in=_OF_JOBS, object_id__in=job_ids)
     return lines.aggregate(cost=Sum("cost_nanousd"))["cost"] or 0
 

@@ -1,4 +1,6 @@
-"""Limits on the amount that an organization or one of its projects may spend in a calendar month (UTC)."""
+"""Limits on the amount that an organization or one of its projects may spend in a calendar month (UTC), and the objects
+whose device time counts towards the cap of a quote.
+"""
 
 from django.db import models
 
@@ -46,3 +48,17 @@ class SpendReservation(models.Model):
 
     def __str__(self) -> str:
         return f"{self.nanousd / 1e9:g} USD until {self.expires_at:%Y-%m-%d %H:%M:%S}"
+
+
+class QuotedUse(models.Model):
+    """A job or deployment whose device time counts towards the cap of a quote. Ids are plain text, as in the ledger.
+
+    The row is written in the transaction that creates the object.
+    """
+
+    object_id = models.CharField(primary_key=True, max_length=40, editable=False)
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
+    quote_id = models.CharField(max_length=40, db_index=True)
+
+    def __str__(self) -> str:
+        return f"{self.object_id} under {self.quote_id}"

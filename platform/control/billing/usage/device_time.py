@@ -35,9 +35,8 @@ def device_time_add(
     Args: hour_nanousd: the price of this device; None: the price of its kind.
     Returns: as `ledger_add`.
     """
-    count, price = max(0, (until - since) // _MILLISECOND), hour_nanousd
-    if price is None:
-        price = DevicePrice.objects.filter(device_kind=device_kind).values_list("hour_nanousd", flat=True).first()
+    count = _milliseconds(since, until)
+    price = hour_price(device_kind) if hour_nanousd is None else hour_nanousd
     line = LedgerLine(
         organization_id=caller.organization_id,
         project_id=caller.project_id,
@@ -50,12 +49,33 @@ def device_time_add(
         started_at=since,
         ended_at=max(since, until),
         price_nanousd=price,
-        cost_nanousd=count * (price or 0) // _MILLISECONDS_AN_HOUR,
+        cost_nanousd=_cost(count, price),
     )
     if not ledger_add(line):
         return False
     spend_add([(caller, line.ended_at, line.cost_nanousd)])
     return True
+
+
+def device_time_nanousd(
+    *, device_kind: str, since: dt.datetime, until: dt.datetime, hour_nanousd: int | None = None
+) -> int:
+    """Returns what `device_time_add` would charge now."""
+    price = hour_price(device_kind) if hour_nanousd is None else hour_nanousd
+    return _cost(_milliseconds(since, until), price)
+
+
+def hour_price(device_kind: str) -> int | None:
+    """Returns the current price of one hour of a device of this kind; None: operators have set none."""
+    return DevicePrice.objects.filter(device_kind=device_kind).values_list("hour_nanousd", flat=True).first()
+
+
+def _milliseconds(since: dt.datetime, until: dt.datetime) -> int:
+    return max(0, (until - since) // _MILLISECOND)
+
+
+def _cost(milliseconds: int, hour_nanousd: int | None) -> int:
+    return milliseconds * (hour_nanousd or 0) // _MILLISECONDS_AN_HOUR
 
 
 def device_price_set(*, device_kind: str, hour_nanousd: int) -> DevicePrice:
@@ -77,7 +97,7 @@ def device_prices() -> dict[str, float]:
 
 
 def device_nanousd(organization: Organization, *, start: dt.datetime, end: dt.datetime) -> int:
-    """Returns the cost of the device time whose use ended in `[start, end)`."""
+    """Returns the cost of the device time whose use ended in `[start, end)`, less its credits."""
     return _charged(organization, start, end).aggregate(sum=Sum("cost_nanousd"))["sum"] or 0
 
 
@@ -135,4 +155,4 @@ def _filtered(lines: QuerySet[LedgerLine], usage_filter: UsageFilter) -> QuerySe
 
 def _charged(organization: Organization, start: dt.datetime, end: dt.datetime) -> QuerySet[LedgerLine]:
     lines = LedgerLine.objects.filter(organization=organization, ended_at__gte=start, ended_at__lt=end)
-    return lines.filter(cost_nanousd__gt=0).exclude(device_kind="")
+    return lines.filter(Q(cost_nanousd__gt=0) & ~Q(device_kind="") | Q(credit_reason__isnull=False))

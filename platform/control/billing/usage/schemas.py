@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from control.billing.ledger.models import LedgerLine, Subject
+from control.billing.ledger.models import CreditReason, LedgerLine, Subject
 from control.billing.usage.query import USAGE_GROUPS
 from control.billing.usage.selectors import Bucket, Sums, Window, line_id
 from control.core.api.schemas import OneOf, ResponseModel, Unix
@@ -150,12 +150,16 @@ class LedgerLineObject(ResponseModel):
     api_key_id: str | None
     base_model_id: str | None
     device_kind: str | None
-    count: int = Field(description="Tokens, or milliseconds of one device.")
+    count: int = Field(description="Tokens, or milliseconds of one device. 0 for a credit.")
+    credit_reason: Annotated[str, OneOf(CreditReason)] | None = Field(
+        description="Why the line gives back the cost of the attempt in `sequence`. Null: the line is usage."
+    )
+    credited_count: int | None = Field(description="The milliseconds whose cost a credit gives back.")
     started_at: Unix
     ended_at: Unix
     price: Amount | None = Field(description="Of one token or of one hour of a device, at the time of the line.")
     price_percent: int = Field(description="The part of the price that is charged.")
-    cost: Amount
+    cost: Amount = Field(description="Negative: a credit.")
 
     @classmethod
     def of(cls, line: LedgerLine) -> Self:

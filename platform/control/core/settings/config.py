@@ -108,6 +108,12 @@ class Config(BaseSettings):
     suffix_decoding: bool = True  # beside every speculator; all drafts are then made on the host
     # USD per hour of a worker's device; evaluations compute costs from this price
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
+    # Credits of device time, in percent of its cost; 0: none. For attempts that failed with the class infra or bug:
+    credit_failed_percent: Annotated[int, Field(ge=0, le=100)] = 100
+    # For the training of pipelines whose speculator did not pass the gate:
+    credit_gate_percent: Annotated[int, Field(ge=0, le=100)] = 100
+    # USD: limit of the latter for one organization and one month of usage, because customers choose their gates
+    credit_gate_limit: Annotated[float, Field(ge=0, le=1_000_000_000)] = 100.0
     certificate_key: SecretStr | None = None  # Ed25519, 32 bytes in base64; none: derived from the secret key
     # Where people reach the console, without a path at the end; links in mails begin with it.
     public_url: Annotated[str, Field(pattern=r"^https?://[^/]+$")] = "http://localhost:8000"

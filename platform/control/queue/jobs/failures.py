@@ -10,6 +10,7 @@ bug                                   three attempts in all
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from workers.contracts import FailureClass
 
@@ -25,6 +26,8 @@ MAX_TRIES: Mapping[FailureClass, int | None] = {
     FailureClass.OUT_OF_MEMORY: 2,
     FailureClass.BUG: 3,
 }
+# For failures of these classes the service is responsible: another attempt may succeed, and the time is credited.
+OF_SERVICE = frozenset({FailureClass.INFRA, FailureClass.BUG})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class Failure:
             "class": self.failure_class.value,
             "code": self.code,
             "message": self.message,
-            "retryable": self.failure_class in (FailureClass.INFRA, FailureClass.BUG),
+            "retryable": self.failure_class in OF_SERVICE,
         }
 
 
@@ -86,3 +89,11 @@ def final_failure(failure: Failure, *, earlier: int, stalled_attempts: int, lost
 def backoff_seconds(stalled_attempts: int, *, first: float, cap: float) -> float:
     """Returns exponential back-off with full jitter, so that many failed jobs are not retried at the same time."""
     return random.uniform(0.0, min(cap, first * 2.0 ** max(0, stalled_attempts - 1)))
+
+
+def with_half(params: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:
+    """Returns the params with half of `num_rows` as batch size, because the memory did not suffice for all rows.
+
+    Args: num_rows: None: nothing changes.
+    """
+    return {**params} if num_rows is None else {**params, "max_batch_size": max(1, num_rows // 2)}

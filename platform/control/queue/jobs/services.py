@@ -25,15 +25,17 @@ from control.queue.devices.leases import (
     visible_devices,
 )
 from control.queue.devices.models import Device
-from control.queue.jobs.attempts import attempt_ended, attempt_lost
+from control.queue.jobs.attempts import attempt_credit, attempt_ended, attempt_lost
 from control.queue.jobs.config import get_job_config
 from control.queue.jobs.failures import (
     MAX_LOST_ATTEMPTS,
     MAX_STALLED_ATTEMPTS,
+    OF_SERVICE,
     Failure,
     backoff_seconds,
     final_failure,
     is_lost,
+    with_half,
 )
 from control.queue.jobs.fair import NORMAL, may_run_another, next_job, priority_of, share_join
 from control.queue.jobs.models import Job, Worker
@@ -252,7 +254,10 @@ def job_final_failure(*, job: Job, failure: Failure) -> Failure | None:
 
 
 def job_fail(*, claim: Claim, failure: Failure) -> bool:
-    """Ends the attempt, and the job unless it is tried again. Returns: whether the job ended. Raises: LeaseLost."""
+    """Ends the attempt, and the job unless it is tried again; credits it if it failed for reasons of the service.
+
+    Returns: whether the job ended. Raises: LeaseLost.
+    """
     with transaction.atomic():
         update_claimed(claim, progress_at=Now())  # locks the row before it is read
         job = Job.objects.get(pk=claim.job_id)
@@ -269,32 +274,31 @@ def job_fail(*, claim: Claim, failure: Failure) -> bool:
                 failures=failures,
                 finished_at=Now(),
             )
-            return True
-        config = get_job_config()
-        lost = is_lost(failure, stalled_attempts=job.stalled_attempts)
-        num_in_vain = job.stalled_attempts + job.lost_attempts
-        delay = backoff_seconds(num_in_vain, first=config.backoff_seconds, cap=config.backoff_cap_seconds)
-        transition(
-            claim,
-            Job.Status.QUEUED,
-            event="retried",
-            data={**failure.as_error(), "pause_seconds": round(delay, 3)},
-            failures=failures,
-            stalled_attempts=job.stalled_attempts - lost,
-            lost_attempts=job.lost_attempts + lost,
-            params=_with_half(job.params, failure.num_rows),
-            # a requested cancellation does not wait for the back-off
-            not_before=from_now(delay) if job.cancel_requested_at is None else None,
-        )
-    return False
+        else:
+            _try_again(claim, job, failure, failures)
+        if failure.failure_class in OF_SERVICE:
+            attempt_credit(job, fence=claim.fence)
+    return final is not None
 
 
-def _with_half(params: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:
-    """Returns the params with half of `num_rows` as batch size, because the memory did not suffice for all rows.
-
-    Args: num_rows: None: nothing changes.
-    """
-    return {**params} if num_rows is None else {**params, "max_batch_size": max(1, num_rows // 2)}
+def _try_again(claim: Claim, job: Job, failure: Failure, failures: Mapping[str, int]) -> None:
+    """Queues the job again, after a pause. Args: failures: the new value of `Job.failures`."""
+    config = get_job_config()
+    lost = is_lost(failure, stalled_attempts=job.stalled_attempts)
+    num_in_vain = job.stalled_attempts + job.lost_attempts
+    delay = backoff_seconds(num_in_vain, first=config.backoff_seconds, cap=config.backoff_cap_seconds)
+    transition(
+        claim,
+        Job.Status.QUEUED,
+        event="retried",
+        data={**failure.as_error(), "pause_seconds": round(delay, 3)},
+        failures=dict(failures),
+        stalled_attempts=job.stalled_attempts - lost,
+        lost_attempts=job.lost_attempts + lost,
+        params=with_half(job.params, failure.num_rows),
+        # a requested cancellation does not wait for the back-off
+        not_before=from_now(delay) if job.cancel_requested_at is None else None,
+    )
 
 
 def job_release(*, claim: Claim) -> None:

@@ -10,6 +10,7 @@ from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Deleted, Page
 from control.models.engines.schemas import EnginePlan
+from control.serving.deployments.cost import DeploymentCost
 from control.serving.deployments.figures import figures_by_bucket
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.requests import create_from, plan_from, update_from
@@ -82,6 +83,13 @@ class DeploymentView(OneDeploymentView):
     def delete(self, request: Request, deployment_id: str) -> Deleted:
         deployment = deployment_delete(deployment=self.deployment(deployment_id))
         return Deleted(id=deployment.pk, object="deployment")
+
+
+class DeploymentCostView(OneDeploymentView):
+    @operation("deployments.cost", summary="Read the cost of a deployment", response=DeploymentCost)
+    def get(self, request: Request, deployment_id: str) -> DeploymentCost:
+        """The cost so far of the device time of the endpoint's processes, without the tokens of requests."""
+        return DeploymentCost.of(self.deployment(deployment_id))
 
 
 class DeploymentEventsView(OneDeploymentView):

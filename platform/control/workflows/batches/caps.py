@@ -5,14 +5,18 @@ batch is queued again when the cap is raised or removed, when the next month beg
 window ends. Shards that a pause interrupts are not charged, and they are computed again later.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from django.db import transaction
 from django.db.models import QuerySet, Sum
 from django.db.models.functions import Now
 
+from control.billing.spending.quoted import quoted_device_nanousd, quoted_uses
 from control.billing.spending.selectors import REACHED, CapReached, cap_reached, format_usd
 from control.billing.usage.services import caller_of_job
+from control.queue.jobs.attempts import running_nanousd
+from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_pause, job_resume
 from control.queue.jobs.state import Claim
 from control.tenants.events.services import event_record
@@ -23,20 +27,45 @@ from control.workflows.batches.models import Batch
 REVIEW_LIMIT = 100
 
 
+def quotes_spent_nanousd(quote_ids: Collection[str]) -> dict[str, int]:
+    """The cost so far of all that was created with each quote: tokens of batches, and device time of pipelines.
+
+    The device time includes running attempts. They are read before the ledger: an attempt that ends between the two
+    reads is in both sums. In the other order, it would be in neither.
+    """
+    spent = dict.fromkeys(quote_ids, 0)
+    uses = quoted_uses(quote_ids)
+    running = running_nanousd(Job.objects.filter(pk__in=uses.values("object_id")))
+    for object_id, quote_id in uses.filter(pk__in=running).values_list("object_id", "quote_id"):
+        spent[quote_id] += running[object_id]
+    for quote_id, cost in quoted_device_nanousd(quote_ids).items():
+        spent[quote_id] += cost
+    batches = Batch.objects.filter(quote_id__in=quote_ids).order_by()
+    for quote_id, cost in batches.values("quote_id").annotate(sum=Sum("cost_nanousd")).values_list("quote_id", "sum"):
+        spent[quote_id] += cost
+    return spent
+
+
 def quote_spent_nanousd(quote_id: str) -> int:
-    """The cost so far of all batches that were created with the quote."""
-    return Batch.objects.filter(quote_id=quote_id).aggregate(sum=Sum("cost_nanousd"))["sum"] or 0
+    return quotes_spent_nanousd([quote_id])[quote_id]
+
+
+def quote_cap_reached(quote: Any) -> CapReached | None:
+    """Returns the cap of the quote if it is reached. Args: quote: a `Quote`, whose module imports batches, or None."""
+    if quote is None:
+        return None
+    # the cap may have changed since the row was read
+    cap = type(quote).objects.filter(pk=quote.pk).values_list("cap_nanousd", flat=True).first()
+    if cap is None or (spent := quote_spent_nanousd(quote.pk)) < cap:
+        return None
+    message = f"{format_usd(spent)} of the quote's cap of {format_usd(cap)} have been spent."
+    return CapReached(cap_id=quote.pk, message=message)
 
 
 def batch_cap_reached(batch: Batch) -> CapReached | None:
     """Returns the cap of the quote, project or organization that the batch has reached; None if it has reached none."""
-    quote = batch.quote
-    if quote is not None and quote.cap_nanousd is not None:
-        spent = quote_spent_nanousd(quote.pk)
-        if spent >= quote.cap_nanousd:
-            message = f"{format_usd(spent)} of the quote's cap of {format_usd(quote.cap_nanousd)} have been spent."
-            return CapReached(cap_id=quote.pk, message=message)
-    return cap_reached(caller_of_job(job_id=batch.job_id, organization_id=batch.organization_id))
+    reached = quote_cap_reached(batch.quote)
+    return reached or cap_reached(caller_of_job(job_id=batch.job_id, organization_id=batch.organization_id))
 
 
 def batches_paused() -> QuerySet[Batch]:

@@ -10,6 +10,7 @@ from control.models.engines.schemas import EngineOptions, Hardware, ValidateOnly
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Progress
 from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
+from control.workflows.evaluations.capacity import CapacityPlan
 from control.workflows.prompt_files.schemas import Overlap
 
 
@@ -125,3 +126,40 @@ class PublicKeyObject(ResponseModel):
     algorithm: Literal["ed25519"]
     key_id: str
     public_key: str = Field(description="PEM.")
+
+
+class CapacityArm(ResponseModel):
+    arm: Literal["plain", "speculative"] = Field(description="Without and with the speculator.")
+    tokens_per_second: float = Field(description="Of one device, as measured.")
+    requests_per_second_per_device: float = Field(description="At the stated utilisation.")
+    devices: int
+    devices_low: int | None = Field(description="Null: the evaluation does not show how the speed varies.")
+    devices_high: int | None
+    cost_per_month: float | None = Field(description="US dollars. Null: without a price.")
+    cost_per_month_low: float | None
+    cost_per_month_high: float | None
+
+
+class CapacityPlanObject(ResponseModel):
+    """The devices that a rate of requests needs, computed from the measured speeds of an evaluation, and not stored."""
+
+    object: Literal["capacity_plan"] = "capacity_plan"
+    evaluation_id: str
+    requests_per_second: float
+    output_tokens: float = Field(description="The mean number of tokens of an answer.")
+    measured_output_tokens: float
+    concurrency: int = Field(description="The evaluated concurrency whose speeds are used.")
+    utilisation: float
+    device: str
+    price_per_device_hour: float | None = Field(description="US dollars.")
+    hours_per_month: int
+    arms: list[CapacityArm]
+    interval_from: Literal["pairs", "acceptance_length"] | None = Field(
+        description="The figure of the report whose 95 % interval gives the bounds of the speculative arm."
+    )
+    is_extrapolated: bool = Field(description="Whether something was not measured; see `extrapolated`.")
+    extrapolated: list[str]
+
+    @classmethod
+    def of(cls, evaluation_id: str, plan: CapacityPlan) -> Self:
+        return cls.from_row(plan, evaluation_id=evaluation_id, arms=[CapacityArm.from_row(arm) for arm in plan.arms])

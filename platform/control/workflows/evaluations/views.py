@@ -11,9 +11,13 @@ from control.core.certificates import public_key_body
 from control.core.storage.backends import ObjectMissing
 from control.data.files.streaming import StoredFileResponse
 from control.models.engines.schemas import EnginePlan
+from control.queue.jobs.models import Job
 from control.tenants.authentication.views import OrganizationView
+from control.workflows.evaluations.capacity import NotMeasuredError, capacity_plan
+from control.workflows.evaluations.capacity_query import CAPACITY_QUERY, parse_load
 from control.workflows.evaluations.requests import create_from, plan_from
 from control.workflows.evaluations.schemas import (
+    CapacityPlanObject,
     CertificateObject,
     EvaluationObject,
     EvaluationRequest,
@@ -110,6 +114,31 @@ class EvaluationPlotView(OrganizationView):
         except ObjectMissing:
             pass  # answered like a plot that was never drawn
         raise ApiError(404, f"Evaluation {evaluation.pk} has no plot.", "plot_not_found", "evaluation_id")
+
+
+class EvaluationCapacityView(OrganizationView):
+    scope = "speculators"
+
+    @operation(
+        "evaluations.capacity",
+        summary="Plan the devices for a rate of requests",
+        response=CapacityPlanObject,
+        query=CAPACITY_QUERY,
+    )
+    def get(self, request: Request, evaluation_id: str) -> CapacityPlanObject:
+        """The devices and the cost of a month, with and without the speculator, computed from the evaluation's speeds.
+
+        A concurrency or a kind of device that was not evaluated is refused.
+        """
+        evaluation, load = evaluation_get(self.organization, evaluation_id), parse_load(request.query_params)
+        if evaluation.job.status != Job.Status.SUCCEEDED:
+            message = f"Evaluation {evaluation.pk} has no report; its status is {evaluation.job.status!r}."
+            raise ApiError(409, message, "evaluation_not_finished", "evaluation_id")
+        try:
+            plan = capacity_plan(evaluation.job.result, load, speculator=evaluation.speculator_id)
+        except NotMeasuredError as error:
+            raise ApiError(400, f"{error.param}: {error}", "not_measured", error.param) from None
+        return CapacityPlanObject.of(evaluation.pk, plan)
 
 
 class CertificateKeyView(OrganizationView):

@@ -35,7 +35,8 @@ class InvoiceLine:
     used_in: dt.date  # first day of the month of the use; not the invoice's month if the ledger got the lines late
     quantity: Decimal  # tokens, or hours with six decimals
     unit_price: Decimal | None  # US dollars; None: there was no price
-    amount: Decimal  # US dollars, whole cents
+    amount: Decimal  # US dollars, whole cents; negative: a credit
+    credit_reason: str | None  # a `CreditReason`; None: the line is usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,4 +98,5 @@ def _line(total: MonthTotal, amount: Decimal, project_name: str | None, model_na
         quantity=quantity,
         unit_price=None if price is None else Decimal(price * total.price_percent).scaleb(-11),
         amount=amount,
+        credit_reason=total.credit_reason,
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
+from control.billing.ledger.models import CreditReason
 from control.core.api.schemas import OneOf, ResponseModel, Unix
 from control.workflows.invoices.lines import OBJECT_KINDS, UNITS, Invoice, InvoiceLine
 
@@ -26,7 +27,11 @@ class InvoiceLineObject(ResponseModel):
     unit: Annotated[str, OneOf(UNITS.values())]
     quantity: str = Field(description="The number of units. Hours have up to six decimals.")
     unit_price: str | None = Field(description="US dollars for one unit. Null: the unit had no price.")
-    amount: str = Field(description="US dollars with two decimals.")
+    amount: str = Field(description="US dollars with two decimals. Negative: a credit.")
+    credit_reason: Annotated[str, OneOf(CreditReason)] | None = Field(
+        description="Why the cost of device time is given back: `gate_rejected`, the training of a speculator that did "
+        "not pass its gate; `attempt_failed`, an attempt that failed for reasons of the service. Null: usage."
+    )
 
     @classmethod
     def of(cls, line: InvoiceLine) -> Self:

@@ -14,7 +14,7 @@ from control.workflows.invoices.schemas import CURRENCY, digits, month_name
 LINES_A_PIECE = 500
 COLUMNS = (
     "invoice", "project_id", "project_name", "object_kind", "model_id", "model_name", "device_kind", "used_in", "unit",
-    "quantity", "unit_price", "amount", "currency",
+    "quantity", "unit_price", "amount", "currency", "credit_reason",
 )  # fmt: skip
 # A spreadsheet would execute a text that begins with one of these as a formula. Customers choose names of projects.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -18,17 +18,41 @@ def gate_objections(gate: Gate, report: Mapping[str, Any]) -> list[str]:
     if not judged:
         objections.append(f"the report must have figures at concurrency {gate.concurrency}")
     for point in judged:
-        at = f" at concurrency {point['concurrency']}" if "concurrency" in point else ""
-        name = _SPEEDUPS[gate.baseline]
-        if name not in point:
-            objections.append(f"the report of an older version has no {name}{at}")
-        elif point[name] < gate.min_speedup:
-            objections.append(f"{name} must be at least {gate.min_speedup:g}{at}, got {point[name]:.3f}")
-        minimum = gate.min_acceptance_length
-        if minimum is not None and point["acceptance_length"] < minimum:
-            got = f"{point['acceptance_length']:.3f}"
-            objections.append(f"acceptance_length must be at least {minimum:g}{at}, got {got}")
+        objections += _too_slow(gate, point)
+        if gate.max_break_even_tokens is not None and (objection := _not_paid_off(gate, point, report)):
+            objections.append(objection)
     return objections
+
+
+def _too_slow(gate: Gate, point: Mapping[str, Any]) -> list[str]:
+    objections, at, name = [], _at(point), _SPEEDUPS[gate.baseline]
+    if name not in point:
+        objections.append(f"the report of an older version has no {name}{at}")
+    elif point[name] < gate.min_speedup:
+        objections.append(f"{name} must be at least {gate.min_speedup:g}{at}, got {point[name]:.3f}")
+    minimum = gate.min_acceptance_length
+    if minimum is not None and point["acceptance_length"] < minimum:
+        got = f"{point['acceptance_length']:.3f}"
+        objections.append(f"acceptance_length must be at least {minimum:g}{at}, got {got}")
+    return objections
+
+
+def _not_paid_off(gate: Gate, point: Mapping[str, Any], report: Mapping[str, Any]) -> str | None:
+    """Returns the objection that the speculator pays for itself too late, never, or nobody knows when."""
+    tokens, limit = point.get("break_even_tokens"), gate.max_break_even_tokens
+    if tokens is not None and limit is not None and tokens <= limit:
+        return None
+    required = f"break_even_tokens must be at most {limit:,}{_at(point)}, got "
+    if tokens is not None:
+        return f"{required}{tokens:,}"
+    if report.get("training_seconds") is None:
+        return f"{required}none: the time of the training is not known"
+    speeds = [f"{point[f'tokens_per_second_{arm}']:g}" for arm in ("speculative", "plain")]
+    return f"{required}none: {speeds[0]} tokens per second with the speculator, {speeds[1]} without it"
+
+
+def _at(point: Mapping[str, Any]) -> str:
+    return f" at concurrency {point['concurrency']}" if "concurrency" in point else ""
 
 
 def _inequality(gate: Gate, report: Mapping[str, Any]) -> str | None:

@@ -58,6 +58,9 @@ class Pipeline(ProjectObject):
     evaluation_job = models.ForeignKey(Job, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
     speculator = models.ForeignKey(Speculator, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
     deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="+", null=True, blank=True)
+    paused = models.JSONField(
+        null=True, blank=True, help_text="Why the endpoint waits or is stopped: {code, message, cap_id} of the quote."
+    )
     quote = models.ForeignKey(Quote, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     finished_at = models.DateTimeField(null=True, blank=True)

@@ -54,6 +54,11 @@ class Gate(RequestModel, strict=True):
         default=None,
         description="The evaluated concurrency at which speedup and acceptance length are judged. Null: at each.",
     )
+    max_break_even_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="The number of answer tokens after which the time that the speculator saves must have made up for "
+        "the time of its creation, judged where the speedup is. A speculator that saves no time does not pass.",
+    )
     outputs_equal: bool | Literal["model", "model_and_adapter"] = Field(
         default=True,
         description="`model` or true: all answers must equal those of the model that you named. `model_and_adapter`: "
@@ -178,8 +183,13 @@ class PipelineObject(ResponseModel):
     speculator_id: str | None
     deployment_id: str | None
     quote_id: str | None = Field(description="The quote whose cap pauses the pipeline.")
+    paused: SkipValidation[Paused | None] = Field(
+        description="Why the endpoint waits or is stopped: the quote has reached its cap. `stages` has the reason "
+        "why the job of another stage is paused."
+    )
     cost: Amount = Field(
-        description="The cost so far: the tokens of the batch, and the device time of the attempts that have ended."
+        description="The cost so far: the tokens of the batch, and the device time of the attempts that have ended, "
+        "less credits."
     )
     report: SkipValidation[Figures | None]
     error: SkipValidation[Failure | None]

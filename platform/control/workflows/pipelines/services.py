@@ -31,7 +31,7 @@ from control.workflows.distillations.selectors import distillation_get
 from control.workflows.evaluations.arms import Arm, arms_preview
 from control.workflows.pipelines.engines import pipeline_plan
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
-from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan, Training
+from control.workflows.pipelines.schemas import Gate, PipelineOptions, PipelinePlan, Training
 from control.workflows.pipelines.selectors import pipeline_fresh
 from control.workflows.pipelines.stages import pipeline_advance, pipeline_distil
 from control.workflows.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
@@ -166,7 +166,7 @@ def _pipeline_start(*, organization: Organization, request: PipelineOptions, **v
         distillation=None if request.distillation is None else request.distillation.model_dump(),
         training=request.training.model_dump(),
         evaluation=request.evaluation.model_dump(),
-        gate=request.gate.model_dump(),
+        gate=_stored_gate(request.gate),
         engine=None if request.engine is None else request.engine.model_dump(),
         hardware=request.hardware or "",
         deploy=request.deploy,
@@ -183,6 +183,14 @@ def _pipeline_start(*, organization: Organization, request: PipelineOptions, **v
     usage_attribute(job_id=pipeline.pk, organization_id=organization.pk)
     audit_record("pipeline.create", pipeline)
     return pipeline
+
+
+def _stored_gate(gate: Gate) -> dict[str, Any]:
+    """Returns the gate without a break-even point that it does not require: the previous release refuses the key."""
+    stored = gate.model_dump()
+    if gate.max_break_even_tokens is None:
+        del stored["max_break_even_tokens"]
+    return stored
 
 
 def _with_initial(organization: Organization, request: PipelineOptions, base_model: BaseModel) -> PipelineOptions:
@@ -258,7 +266,7 @@ def pipeline_cancel(*, pipeline: Pipeline) -> Pipeline:
         if pipeline.status not in ACTIVE:
             raise ApiError(400, f"Cannot cancel a pipeline with status '{pipeline.status}'.", "invalid_pipeline_status")
         with transaction.atomic():
-            if transition(pipeline, Status.CANCELLED):
+            if transition(pipeline, Status.CANCELLED, paused=None):
                 # The stage may have started a job since the pipeline was read above.
                 cancelled = pipeline_fresh(pipeline)
                 _stop_stage(Status(pipeline.status), cancelled)

@@ -14,8 +14,13 @@ from typing import Any
 import structlog
 from django.db import transaction
 
+from control.billing.ledger.models import CreditReason, Subject
+from control.billing.spending.quoted import quoted_use_add
+from control.billing.usage.credits import credits_add_for_job
+from control.billing.usage.device_time import NANO
 from control.billing.usage.services import caller_of_job
 from control.core.api.errors import ApiError
+from control.core.settings.config import get_config
 from control.models.catalog.services import speculator_create
 from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.models import Job
@@ -23,7 +28,9 @@ from control.queue.jobs.services import job_submit
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_create
 from control.tenants.authentication.caller import on_account_of
+from control.tenants.quotas.quota import organization_lock
 from control.tenants.row_security.scope import as_tenant
+from control.workflows.batches.caps import quote_cap_reached
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_create
 from control.workflows.evaluations.arms import Arm, arms_resolve
@@ -196,15 +203,32 @@ def _gate(pipeline: Pipeline) -> bool:
     assert pipeline.evaluation_job is not None, "evaluation ended with a job"
     objections = gate_objections(Gate.model_validate(pipeline.gate), pipeline.evaluation_job.result)
     if objections:
-        error = {"code": "gate_rejected", "message": "; ".join(objections)}
-        return transition(pipeline, Status.REJECTED, error=error, data={"objections": objections})
+        return _reject(pipeline, objections)
     return transition(pipeline, Status.DEPLOYING if pipeline.deploy else Status.SUCCEEDED)
+
+
+def _reject(pipeline: Pipeline, objections: Sequence[str]) -> bool:
+    """Ends the pipeline, and gives back the cost of its training, as far as the operators have set."""
+    error = {"code": "gate_rejected", "message": "; ".join(objections)}
+    with transaction.atomic():
+        organization_lock(pipeline.organization_id)  # one gate after another is compared with the limit of credits
+        rejected = transition(pipeline, Status.REJECTED, error=error, data={"objections": list(objections)})
+        if rejected and pipeline.training_job_id is not None:
+            config = get_config()
+            credits_add_for_job(
+                subject=Subject.TRAINING_TIME,
+                object_id=pipeline.training_job_id,
+                percent=config.credit_gate_percent,
+                reason=CreditReason.GATE_REJECTED,
+                monthly_limit_nanousd=int(config.credit_gate_limit * NANO),
+            )
+    return rejected
 
 
 def _deploy(pipeline: Pipeline) -> bool:
     deployment = pipeline.deployment
     if deployment is None:
-        return _start(pipeline, _make_deployment)
+        return not _waits_at_cap(pipeline) and _start(pipeline, _make_deployment)
     match deployment.state:
         case Deployment.State.READY | Deployment.State.SLEEPING:
             return transition(pipeline, Status.LIVE)
@@ -215,6 +239,15 @@ def _deploy(pipeline: Pipeline) -> bool:
         case Deployment.State.STOPPED if deployment.desired_state == Deployment.Desired.STOPPED:
             return _fail(pipeline, "deployment_stopped", "The deployment was stopped before it was ready.")
     return False
+
+
+def _waits_at_cap(pipeline: Pipeline) -> bool:
+    """Records why the endpoint is not created yet, if the quote has reached its cap. A later call creates it."""
+    reached = quote_cap_reached(pipeline.quote)
+    reason = None if reached is None else reached.as_reason()
+    if reason != pipeline.paused:
+        Pipeline.objects.filter(pk=pipeline.pk, status=Status.DEPLOYING, deployment=None).update(paused=reason)
+    return reason is not None
 
 
 def _make_deployment(pipeline: Pipeline) -> dict[str, Any]:
@@ -258,6 +291,7 @@ def _start(pipeline: Pipeline, make: Callable[[Pipeline], Mapping[str, Any]]) ->
             unset = dict.fromkeys(made)  # these fields are still null unless another process was faster
             if not Pipeline.objects.filter(pk=pipeline.pk, status=pipeline.status, **unset).update(**made):
                 raise _OvertakenError
+            _count_under_quote(pipeline, made)
     except _OvertakenError:
         return False
     except ApiError as error:  # for example the deployment's name was taken since the pipeline began
@@ -265,6 +299,16 @@ def _start(pipeline: Pipeline, make: Callable[[Pipeline], Mapping[str, Any]]) ->
             return False
         return _fail(pipeline, error.code or "invalid_request", error.message)
     return True
+
+
+def _count_under_quote(pipeline: Pipeline, made: Mapping[str, Any]) -> None:
+    """Counts the device time of the stage's job or deployment towards the cap of the pipeline's quote."""
+    if pipeline.quote_id is None:
+        return
+    for name in ("batch", "training_job", "evaluation_job", "deployment"):
+        if (row := made.get(name)) is not None:
+            object_id = row.job_id if isinstance(row, Batch) else row.pk
+            quoted_use_add(organization_id=pipeline.organization_id, quote_id=pipeline.quote_id, object_id=object_id)
 
 
 def _has_started(pipeline: Pipeline) -> bool:

@@ -1,1 +1,1 @@
-"""Quotes: estimates of what a model's answers to a dataset will cost, and caps on that cost."""
+"""Quotes: estimates of what answers to a dataset, or a pipeline with its rows, will cost, and caps on that cost."""

@@ -1,4 +1,7 @@
-"""A cost estimate for a dataset, based on a pilot (the model answers a few rows) or on the history of past batches."""
+"""A cost estimate for a dataset, or for a pipeline with its rows.
+
+It is based on a pilot (the model answers a few rows) or on the history of past batches.
+"""
 
 from django.db import models
 
@@ -31,10 +34,18 @@ class Quote(ProjectObject):
     output_tokens_high = models.BigIntegerField(null=True, blank=True)
     input_nanousd = models.BigIntegerField(default=0, help_text="Price of all input tokens, at batch prices.")
     output_nanousd = models.BigIntegerField(default=0, help_text="Price of one output token.")
+    pipeline = models.JSONField(
+        null=True, blank=True, help_text="training, evaluation, endpoint: the pipeline that is estimated, if one is."
+    )
+    stages = models.JSONField(
+        null=True, blank=True, help_text="The estimates of the pipeline's stages; null until the pilot has ended."
+    )
     cap_nanousd = models.BigIntegerField(
         null=True, blank=True, help_text="Limit for the total cost of the work that is created with this quote."
     )
     created_at = models.DateTimeField(auto_now_add=True)
+
+    spent_nanousd: int | None = None  # set by `selectors.spent_read`
 
     class Meta:
         indexes = [models.Index(fields=["organization", "-id"], name="quote_page")]

@@ -2,23 +2,42 @@
 
 from control.billing.spending.schemas import nanousd
 from control.billing.usage.schemas import Amount
+from control.core.api.errors import ApiError
 from control.core.api.forms import ConsoleForm, row_choices
 from control.tenants.accounts.models import Organization
 from control.workflows.datasets.selectors import dataset_get, datasets_list
 from control.workflows.quotes.models import Quote
-from control.workflows.quotes.schemas import QuoteInput, QuoteUpdateInput
+from control.workflows.quotes.schemas import QuotedPipeline, QuoteInput, QuoteUpdateInput
 from control.workflows.quotes.selectors import quote_get
 from control.workflows.quotes.services import quote_cap_set, quote_create
+from workers.hyperparameters.fields import HyperparameterError
+from workers.hyperparameters.kinds import read_hyperparameters
 
 
 def create_from(organization: Organization, body: QuoteInput) -> Quote:
-    """Raises: ApiError: 404, no such dataset; otherwise as `quote_create`."""
+    """Raises: ApiError: 400, an invalid pipeline; 404, no such dataset; otherwise as `quote_create`."""
+    if body.pipeline is not None:
+        _check_pipeline(body.pipeline, body.basis)
     return quote_create(
         organization=organization,
         dataset=dataset_get(organization, body.dataset_id),
         basis=Quote.Basis(body.basis),
         cap_nanousd=_cap(body),
+        pipeline=None if body.pipeline is None else body.pipeline.model_dump(),
     )
+
+
+def _check_pipeline(pipeline: QuotedPipeline, basis: str) -> None:
+    """Raises: ApiError: 400."""
+    if basis != Quote.Basis.PILOT:
+        message = "the quote of a pipeline needs the basis pilot, which measures the device time of the model's answers"
+        raise ApiError(400, message, "invalid_value", "basis")
+    kind, limit = pipeline.training.kind, pipeline.training.max_seconds
+    try:
+        read_hyperparameters(kind, {"max_seconds": limit})
+    except HyperparameterError as error:
+        param = f"pipeline.training.{error.name[:80]}"
+        raise ApiError(400, f"{param}: {error}", "invalid_value", param) from None
 
 
 def update_from(quote: Quote, body: QuoteUpdateInput) -> Quote:

@@ -9,7 +9,7 @@ from control.core.api.schemas import Page
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.quotes.requests import create_from, update_from
 from control.workflows.quotes.schemas import QuoteInput, QuoteObject, QuoteUpdateInput
-from control.workflows.quotes.selectors import quote_get, quotes_list
+from control.workflows.quotes.selectors import quote_get, quotes_list, spent_read
 from control.workflows.quotes.services import quote_settle
 
 
@@ -18,11 +18,11 @@ class QuotesView(OrganizationView):
 
     @operation("quotes.list", response=Page[QuoteObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        return paginate(quotes_list(self.organization), request, QuoteObject.of)
+        return paginate(quotes_list(self.organization), request, QuoteObject.of, prepare=spent_read)
 
     @operation("quotes.create", request=QuoteInput, response=QuoteObject, status=201)
     def post(self, request: Request, body: QuoteInput) -> QuoteObject:
-        """Estimates the cost of a batch of the dataset's rows.
+        """Estimates the cost of a batch of the dataset's rows or, with `pipeline`, of a pipeline with these rows.
 
         With the basis `pilot`, the estimate is made from the model's answers to a few of the rows, which you pay for.
         With the basis `history`, it is made from your earlier batches.
@@ -41,5 +41,5 @@ class QuoteView(OrganizationView):
 
     @operation("quotes.update", request=QuoteUpdateInput, response=QuoteObject)
     def patch(self, request: Request, quote_id: str, body: QuoteUpdateInput) -> QuoteObject:
-        """Changes the cap. Batches that the old cap paused continue if the new cap is not reached."""
+        """Changes the cap. What the old cap paused continues if the new cap is not reached."""
         return QuoteObject.of(update_from(quote_get(self.organization, quote_id), body))

@@ -66,6 +66,7 @@ WITHOUT_PROJECT = {
     "billing": "billing has columns of its own",
     "captures": "read through their deployment",
     "jobs.Share": "of the whole organization",
+    "spending.QuotedUse": "read through its quote",
     "tenancy.Limits": "of the whole organization",
     "tenancy.StorageReservation": "of the whole organization",
     "tenancy.StoredBytes": "of the whole organization",

@@ -13,9 +13,10 @@ from django.utils import timezone
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from control.billing.ledger.models import LedgerLine, Subject
+from control.billing.ledger.models import CreditReason, LedgerLine, Subject
 from control.billing.ledger.months import closes_at, end_of, month_of, start_of
 from control.billing.ledger.selectors import ledger_totals
+from control.billing.usage.credits import credit_add
 from control.billing.usage.device_time import device_time_add
 from control.billing.usage.services import Tokens, price_set
 from control.tenants.accounts.models import Organization
@@ -98,12 +99,40 @@ def test_an_invoice_groups_usage_by_project_object_model_unit_and_price(
     ]
 
 
+def test_a_credit_is_a_line_of_its_own_with_a_negative_amount(client: Client, organization: Organization) -> None:
+    call_command("device_price_set", "cuda", "2.50")
+    now = timezone.now()
+    device_time_add(
+        caller=Caller(organization_id=organization.pk),
+        subject=Subject.TRAINING_TIME,
+        object_id="job_1",
+        sequence="1",
+        device_kind="cuda",
+        since=now - HOUR,
+        until=now,
+    )
+    credit_add(
+        subject=Subject.TRAINING_TIME, object_id="job_1", sequence="1", percent=40, reason=CreditReason.GATE_REJECTED
+    )
+
+    invoice = client.get(f"/v1/invoices/{this_month()}").json()
+
+    names = ("object_kind", "device_kind", "unit", "quantity", "unit_price", "amount", "credit_reason")
+    assert [tuple(found[name] for name in names) for found in invoice["lines"]] == [
+        ("training", "cuda", "device_hour", "1", "2.5", "2.50", None),
+        ("training", "cuda", "device_hour", "0.4", "2.5", "-1.00", "gate_rejected"),
+    ]
+    assert invoice["total"] == "1.50"
+    assert [row["amount"] for row in get_csv(client, this_month())] == ["2.50", "-1.00"]
+
+
 lines = st.lists(
     st.tuples(
         st.integers(0, 10**6),  # tokens
         st.integers(0, 10**8),  # price of a token, in nanodollars
         st.integers(0, 200),  # percent
         st.sampled_from(["", "proj_1", "proj_2"]),
+        st.integers(0, 100),  # percent of the cost that a credit gives back
     ),
     max_size=30,
 )
@@ -111,9 +140,10 @@ lines = st.lists(
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(used=lines)
-@example(used=[(1, 4_000_000, 100, ""), (1, 4_000_001, 100, ""), (1, 4_000_002, 100, "")])  # 3 lines of 0.4 cents
+@example(used=[(1, 4_000_000, 100, "", 0), (1, 4_000_001, 100, "", 0), (1, 4_000_002, 100, "", 0)])  # 0.4 cents each
+@example(used=[(1, 4_000_000, 100, "", 100), (1, 4_000_001, 100, "proj_1", 50)])
 def test_the_lines_of_an_invoice_add_up_to_the_ledgers_total_to_the_cent(
-    db: None, used: list[tuple[int, int, int, str]]
+    db: None, used: list[tuple[int, int, int, str, int]]
 ) -> None:
     organization = make_organization()
     LedgerLine.objects.bulk_create(
@@ -126,7 +156,22 @@ def test_the_lines_of_an_invoice_add_up_to_the_ledgers_total_to_the_cent(
             project_id=project,
             cost_nanousd=tokens * price * percent // 100,
         )
-        for number, (tokens, price, percent, project) in enumerate(used)
+        for number, (tokens, price, percent, project, _) in enumerate(used)
+    )
+    LedgerLine.objects.bulk_create(
+        line(
+            organization,
+            -number - 1,
+            count=0,
+            price_nanousd=price,
+            price_percent=percent,
+            project_id=project,
+            cost_nanousd=-(tokens * price * percent // 100 * given_back // 100),
+            credit_reason=CreditReason.ATTEMPT_FAILED,
+            credited_count=tokens * given_back // 100,
+        )
+        for number, (tokens, price, percent, project, given_back) in enumerate(used)
+        if given_back
     )
 
     invoice = invoice_of(organization, OCTOBER)
@@ -135,7 +180,9 @@ def test_the_lines_of_an_invoice_add_up_to_the_ledgers_total_to_the_cent(
     ledger = sum(total.cost_nanousd for total in totals)
     of_csv = sum((Decimal(row["amount"]) for row in rows_of(b"".join(invoice_csv(invoice)))), Decimal())
     assert of_csv == invoice.total == Decimal((2 * ledger + CENT) // (2 * CENT)).scaleb(-2)
-    assert sum(found.quantity for found in invoice.lines) == sum(total.count for total in totals)
+    usage = [found for found in invoice.lines if found.credit_reason is None]
+    assert sum(found.quantity for found in usage) == sum(total.count for total in totals)
+    assert all((found.credit_reason is not None) == (found.amount < 0) for found in invoice.lines if found.amount)
 
 
 @given(amounts=st.lists(st.integers(-(10**12), 10**12), max_size=50))

@@ -6,6 +6,7 @@ import pytest
 
 from control.workflows.pipelines.gate import gate_objections
 from control.workflows.pipelines.schemas import Gate
+from control.workflows.pipelines.services import _stored_gate
 
 
 def report(**values: Any) -> dict[str, Any]:
@@ -73,3 +74,54 @@ def test_the_report_of_an_older_version_is_judged_by_its_overall_figures() -> No
     assert len(gate_objections(Gate(min_speedup=1.6), old)) == 1
     (objection,) = gate_objections(Gate(baseline="suffix"), old)
     assert objection == "the report of an older version has no speedup_over_suffix"
+
+
+def priced(**values: Any) -> dict[str, Any]:
+    """The report of a speculator that pays for itself after 40,000 tokens at concurrency 1, and never at 16."""
+    both = {"speedup": 1.0, "speedup_over_suffix": 1.0, "acceptance_length": 2.0}
+    fast = {"concurrency": 1, "break_even_tokens": 40_000, "tokens_per_second_plain": 50.0}
+    slow = {"concurrency": 16, "break_even_tokens": None, "tokens_per_second_plain": 400.0}
+    points = [
+        {**both, **fast, "tokens_per_second_speculative": 100.0},
+        {**both, **slow, "tokens_per_second_speculative": 390.5},
+    ]
+    return report(concurrencies=points, training_seconds=400.0, **values)
+
+
+@pytest.mark.parametrize(
+    ("gate", "objections"),
+    [
+        ({"concurrency": 1, "max_break_even_tokens": 40_000}, []),
+        (
+            {"concurrency": 1, "max_break_even_tokens": 39_999},
+            ["break_even_tokens must be at most 39,999 at concurrency 1, got 40,000"],
+        ),
+        (
+            {"max_break_even_tokens": 50_000},
+            [
+                "break_even_tokens must be at most 50,000 at concurrency 16, got none: 390.5 tokens per second with "
+                "the speculator, 400 without it"
+            ],
+        ),
+        ({}, []),
+    ],
+)
+def test_a_gate_can_require_that_the_speculator_pays_for_itself_within_a_number_of_tokens(
+    gate: dict[str, Any], objections: list[str]
+) -> None:
+    assert gate_objections(Gate(**gate), priced()) == objections
+
+
+def test_a_speculator_whose_training_time_is_unknown_does_not_pass_a_gate_on_the_break_even_point() -> None:
+    (objection,) = gate_objections(Gate(concurrency=1, max_break_even_tokens=10**9), report())
+
+    assert objection.endswith("got none: the time of the training is not known")
+
+
+def test_only_a_gate_that_has_a_break_even_point_stores_it() -> None:
+    stored = [_stored_gate(Gate()), _stored_gate(Gate(max_break_even_tokens=5))]
+
+    assert ["max_break_even_tokens" in gate for gate in stored] == [False, True], (
+        "the previous release knows no such key"
+    )
+    assert [Gate.model_validate(gate).max_break_even_tokens for gate in stored] == [None, 5]

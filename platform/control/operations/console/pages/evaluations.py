@@ -14,6 +14,7 @@ from control.operations.console.form_pages import FormAdmin
 from control.operations.console.rendering import badge, error_text, link, number, pairs, progress_bar, table
 from control.operations.console.sidebar import SidebarEntry
 from control.queue.jobs.models import Job
+from control.workflows.evaluations.capacity import Load, NotMeasuredError, capacity_plan
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.requests import CREATE_EVALUATION
 from control.workflows.evaluations.services import evaluation_cancel
@@ -23,6 +24,7 @@ _ARM_HEADER = (
     "between tokens (ms)",
 )  # fmt: skip
 _PAIR_HEADER = ("concurrency", "arm", "compared with", "speed", "95 % interval")
+_CAPACITY_HEADER = ("concurrency", "without the speculator", "with it", "interval", "USD a month without", "with")
 _LATENCIES = ("request_latency_seconds", "time_to_first_token_seconds", "inter_token_latency_seconds")
 _COMPARISON_FIELDS = ("arms", "speed_ratios")
 ACTIVE = (Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED)
@@ -45,7 +47,7 @@ class EvaluationAdmin(FormAdmin):
     actions_detail = ["cancel"]
     fields = [
         "id", "organization", "the_speculator", "state", "progress", "outputs", "failure", *_COMPARISON_FIELDS,
-        "report", "prompts", "settings", "the_job", "created_at",
+        "report", "capacity", "prompts", "settings", "the_job", "created_at",
     ]  # fmt: skip
 
     def get_fields(self, request: HttpRequest, obj: Evaluation | None = None) -> Sequence[Any]:
@@ -91,6 +93,11 @@ class EvaluationAdmin(FormAdmin):
     def report(self, row: Evaluation) -> SafeString:
         return pairs(row, "report", row.job.result)
 
+    @admin.display(description="devices for 100 requests per second, at 70 % of the measured speed")
+    @read_once
+    def capacity(self, row: Evaluation) -> SafeString:
+        return table(row, "capacity", _CAPACITY_HEADER, _capacity_lines(row))
+
     @admin.display
     def settings(self, row: Evaluation) -> SafeString:
         return pairs(row, "settings", row.settings)
@@ -111,6 +118,19 @@ class EvaluationAdmin(FormAdmin):
     def cancel(self, row: Evaluation) -> str:
         evaluation_cancel(evaluation=row)
         return "The evaluation will end within seconds."
+
+
+def _capacity_lines(row: Evaluation) -> Iterable[Iterable[object]]:
+    for point in row.job.result.get("concurrencies") or []:
+        load = Load(requests_per_second=100.0, concurrency=point["concurrency"])
+        try:
+            plain, speculative = capacity_plan(row.job.result, load, speculator=row.speculator_id).arms
+        except NotMeasuredError:
+            return
+        low, high = speculative.devices_low, speculative.devices_high
+        interval = "–" if low is None else f"{low} to {high}"
+        costs = [number(arm.cost_per_month) for arm in (plain, speculative)]
+        yield point["concurrency"], plain.devices, speculative.devices, interval, *costs
 
 
 def _titles(row: Evaluation) -> dict[str, SafeString | str]:

@@ -15,7 +15,7 @@ from control.billing.spending.selectors import month_start, spent_nanousd
 from control.billing.spending.services import spend_cap_create, spend_cap_delete, spend_cap_update
 from control.operations.console.base import CreatableAdmin, service_action
 from control.operations.console.form_pages import FormAdmin, form_action
-from control.operations.console.rendering import link, table, usd
+from control.operations.console.rendering import duration, link, table, usd
 from control.operations.console.sidebar import SidebarEntry
 from control.workflows.batches.caps import batches_paused, quote_spent_nanousd
 from control.workflows.quotes.models import Quote
@@ -108,7 +108,7 @@ class QuoteAdmin(FormAdmin):
     actions_detail = ["change_cap"]
     fields = [
         "id", "organization", "dataset", "basis", "status", "the_pilot", "output_tokens", "output_tokens_low",
-        "output_tokens_high", "cap", "spent", "created_at",
+        "output_tokens_high", "stage_costs", "cap", "spent", "created_at",
     ]  # fmt: skip
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Quote | None:
@@ -125,6 +125,20 @@ class QuoteAdmin(FormAdmin):
     @admin.display(description="spent, USD")
     def spent(self, row: Quote) -> str:
         return usd(quote_spent_nanousd(row.pk))
+
+    @admin.display(description="cost of a pipeline, USD")
+    def stage_costs(self, row: Quote) -> Any:
+        header = ["stage", "low", "expected", "high", "device time, expected", "rests on"]
+        lines = [
+            [
+                stage["name"],
+                *map(usd, stage["nanousd"]),
+                duration(stage["device_seconds"][1]),
+                "; ".join(stage["rests_on"]),
+            ]
+            for stage in row.stages or []
+        ]
+        return table(row, "stage-costs", header, lines)
 
     @admin.display(description="pilot")
     def the_pilot(self, row: Quote) -> Any:

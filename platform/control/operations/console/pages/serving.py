@@ -21,8 +21,9 @@ from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.logs import log_tail
 from control.operations.console.openings.deployments import REFRESHED_STATES, deployment_opening
 from control.operations.console.openings.speculators import speculator_opening
-from control.operations.console.rendering import badge, error_text, is_nested, link, number, pairs, table
+from control.operations.console.rendering import badge, duration, error_text, is_nested, link, number, pairs, table
 from control.operations.console.sidebar import SidebarEntry
+from control.serving.deployments.cost import DeploymentCost
 from control.serving.deployments.launchers.engine_process import log_path
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.requests import CHANGE_DEPLOYMENT, CREATE_DEPLOYMENT, DEPLOY_SPECULATOR
@@ -228,8 +229,8 @@ class DeploymentAdmin(FormAdmin):
     actions_detail = ["start", "change_served", "stop", "delete"]
     fields = [
         "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure",
-        "num_replicas", "scaling", "processes", "health", "generation", "observed_generation", "healthy_at",
-        "created_at", "deleted_at", "log",
+        "num_replicas", "scaling", "processes", "health", "device_time", "generation", "observed_generation",
+        "healthy_at", "created_at", "deleted_at", "log",
     ]  # fmt: skip
 
     def opening(self, request: HttpRequest, row: Deployment) -> SafeString:
@@ -266,6 +267,13 @@ class DeploymentAdmin(FormAdmin):
             for replica in row.replicas.order_by("number")
         ]  # fmt: skip
         return table(row, "processes", columns, lines)
+
+    @admin.display(description="device time")
+    @read_once
+    def device_time(self, row: Deployment) -> str:
+        cost = DeploymentCost.of(row)
+        month = f"{cost.cost_this_month.value:,.6g} this month"
+        return f"{duration(cost.device_seconds)}: {cost.cost.value:,.6g} USD so far, {month}"
 
     @admin.display(description="history of states")
     @read_once

@@ -204,7 +204,7 @@ class PipelineAdmin(FormAdmin):
     list_select_related = ["organization", "base_model"]
     actions_detail = ["cancel", "resume"]
     fields = [
-        "id", "name", "organization", "base_model", "state", "failure", "report", "the_batch",
+        "id", "name", "organization", "base_model", "state", "failure", "why_paused", "report", "the_batch",
         "the_speculator", "the_deployment", "training", "evaluation", "gate", "deploy", "created_at", "finished_at",
     ]  # fmt: skip
 
@@ -223,6 +223,10 @@ class PipelineAdmin(FormAdmin):
     @admin.display(description="error")
     def failure(self, row: Pipeline) -> SafeString | str:
         return error_text(row.error)
+
+    @admin.display(description="endpoint paused")
+    def why_paused(self, row: Pipeline) -> str:
+        return "–" if row.paused is None else str(row.paused["message"])
 
     @admin.display
     def report(self, row: Pipeline) -> SafeString:

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('deployments', '0013_scaling'),
+        ('deployments', '0014_engine_certificates'),
     ]
 
     operations = [

@@ -1,0 +1,52 @@
+"""Pauses the training and evaluation jobs of pipelines at the cap of their quote, and resumes them.
+
+The unit of work between two checks is the time from one committed checkpoint to the next: `evaluate_every` steps of a
+training, one concurrency of an evaluation. A job is also checked before its child process starts. A paused job
+continues from its last checkpoint when the cap is raised or removed. `batches.caps` does the same for batches, shard by
+shard.
+"""
+
+from django.db.models import QuerySet
+
+from control.billing.spending.quoted import quote_of
+from control.billing.spending.selectors import REACHED, CapReached
+from control.queue.jobs.models import Job
+from control.queue.jobs.services import job_resume
+from control.tenants.row_security.scope import as_tenant
+from control.workflows.batches.caps import REVIEW_LIMIT, quote_cap_reached
+from control.workflows.quotes.models import Quote
+
+_KINDS = (Job.Kind.TRAINING, Job.Kind.EVALUATION)
+
+
+def job_cap_reached(job: Job) -> CapReached | None:
+    """Returns the cap of the job's quote if it is reached; None: it is not, or the job has no quote."""
+    quote_id = quote_of(job.pk)
+    return None if quote_id is None else quote_cap_reached(Quote.objects.filter(pk=quote_id).first())
+
+
+def jobs_paused() -> QuerySet[Job]:
+    """Training and evaluation jobs that were paused by the cap of a quote, not by the customer."""
+    return Job.objects.filter(status=Job.Status.PAUSED, paused__code=REACHED, kind__in=_KINDS)
+
+
+def jobs_review() -> None:
+    """Resumes paused jobs that are below the cap again.
+
+    Workers call this regularly, so a job is resumed even if it was paused just after the cap was raised. The order is
+    random, so that every paused job is reviewed, however many stay paused.
+    """
+    for job in jobs_paused().order_by("?")[:REVIEW_LIMIT]:
+        with as_tenant(job.organization_id, job.project_id):
+            _review(job)
+
+
+def jobs_resume(quote: Quote) -> None:
+    """Resumes the paused jobs of the quote if they are below its cap again."""
+    for job in jobs_paused().filter(organization_id=quote.organization_id, paused__cap_id=quote.pk):
+        _review(job)
+
+
+def _review(job: Job) -> None:
+    if job_cap_reached(job) is None:
+        job_resume(job=job, code=REACHED)

@@ -15,14 +15,18 @@ Rows = list[dict[str, Any]]
 
 class Datasets(Resource[D]):
     @procedure
-    def create(self, *, file_id: str, model: str | None = None, name: str | None = None) -> Steps[Dataset]:
+    def create(
+        self, *, file_id: str, model: str | None = None, name: str | None = None, on_sensitive: str | None = None
+    ) -> Steps[Dataset]:
         """Validate every line of a file, free of charge. The result is in the dataset's `status` and `errors`.
 
         Args:
             model: the model whose tokenizer counts the tokens.
             name: the dataset becomes the next version of this name.
+            on_sensitive: what happens to secrets and personal data: `warn`, `redact`, `refuse`. None: no scan.
         """
-        return self.http.post(Dataset, "datasets", {"file_id": file_id, "model": model, "name": name})
+        body = {"file_id": file_id, "model": model, "name": name, "on_sensitive": on_sensitive}
+        return self.http.post(Dataset, "datasets", body)
 
     @procedure
     def retrieve(self, dataset_id: str) -> Steps[Dataset]:

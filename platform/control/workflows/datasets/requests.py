@@ -10,6 +10,7 @@ from control.workflows.datasets.schemas import DatasetInput, SplitInput
 from control.workflows.datasets.selectors import dataset_get
 from control.workflows.datasets.services import dataset_create
 from control.workflows.datasets.splitting import dataset_split
+from control.workflows.prompt_files.sensitive import OnSensitive
 
 
 def create_from(organization: Organization, body: DatasetInput) -> Dataset:
@@ -19,6 +20,7 @@ def create_from(organization: Organization, body: DatasetInput) -> Dataset:
         file=file_get(organization, body.file_id),
         name=body.name or "",
         base_model=None if body.model is None else base_model_get(organization, body.model),
+        on_sensitive=None if body.on_sensitive is None else OnSensitive(body.on_sensitive),
     )
 
 

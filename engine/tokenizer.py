@@ -98,7 +98,24 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Renders the model's chat template as `transformers` does (engine/chat_rendering.py). Returns the token ids.
+        """Returns the token ids of the text of `render_chat`, which has the same arguments and errors."""
+        text = self.render_chat(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            template_variables=template_variables,
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Renders the model's chat template as `transformers` does (engine/chat_rendering.py).
 
         Args:
             template_variables: further variables of the template, such as Qwen3's `enable_thinking`.
@@ -121,10 +138,9 @@ class Tokenizer:
             variables={**self._tokenizer.special_tokens_map, **variables},
         )
         try:
-            text = chat_rendering().render(chat)
+            return chat_rendering().render(chat)
         except TemplateRefusal as error:
             raise ChatTemplateError(f"the model's chat template {error}") from error
-        return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text = self._tokenizer.decode(

@@ -62,6 +62,32 @@ class Datasets(Resource[D]):
         return tuple(record(Dataset, values) for values in made["data"])
 
     @procedure
+    def filter(self, dataset_id: str, *, name: str | None = None, **conditions: Any) -> Steps[Dataset]:
+        """Copy the rows that pass all conditions to a new dataset; its `origin` has the conditions.
+
+        Args:
+            name: the dataset becomes the next version of this name. None: of the name of the filtered dataset.
+            conditions: `labels`, `has_answer`, `contains`, `matches`, `excludes`, `min_characters`, `max_characters`,
+                `min_tokens`, `max_tokens`, `drop_duplicates`, `share`, `rows`, `seed`. `matches` and `excludes` are
+                patterns of RE2.
+        """
+        return self.http.post(Dataset, path_of("datasets", dataset_id, "filter"), {"name": name, **conditions})
+
+    @procedure
+    def mix(
+        self, sources: Mapping[str, float], *, rows: int | None = None, seed: int = 0, name: str | None = None
+    ) -> Steps[Dataset]:
+        """Copy rows of several datasets to a new one; its `origin["mix"]` has what is needed to make it again.
+
+        Args:
+            sources: datasets and their weights: {"chats@latest": 3, "code@2": 1}.
+            rows: None: as many as the sources have in this proportion.
+        """
+        weighted = [{"dataset_id": dataset_id, "weight": weight} for dataset_id, weight in sources.items()]
+        body = {"sources": weighted, "rows": rows, "seed": seed, "name": name}
+        return self.http.post(Dataset, "datasets/mix", body)
+
+    @procedure
     def delete(self, dataset_id: str) -> Steps[None]:
         return self.http.delete(path_of("datasets", dataset_id))
 

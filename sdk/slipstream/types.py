@@ -120,9 +120,11 @@ class Pipeline(Record):
     status: str  # distilling, training, evaluating, gating, deploying; live, succeeded, rejected, failed, cancelled
     stages: tuple[Stage, ...]
     prompts_file: str
+    answers: str = "model"  # or `file`: the rows of prompts_file have answers that were made elsewhere
     held_out_file: str | None = None
     held_out_duplicates: int = 0  # rows of held_out_file that are left out, because they are training prompts
     contamination: Mapping[str, Any] | None = None  # training prompts like held-out ones: exact, near, num_dropped
+    sensitive: Mapping[str, Any] | None = None  # secrets and personal data, by file
     batch_id: str | None = None
     speculator_id: str | None = None
     deployment_id: str | None = None
@@ -299,7 +301,8 @@ class Dataset(Record):
     num_tokens_exact: bool | None = None
     errors: Mapping[str, Any]  # data, total_count, by_code
     duplicates: Mapping[str, Any] | None = None  # equal and similar prompts: exact, near
-    origin: Mapping[str, Any] | None = None  # of a split: dataset_id, split, and the request
+    sensitive: Mapping[str, Any] | None = None  # secrets and personal data: num_found, num_rows, kinds
+    origin: Mapping[str, Any] | None = None  # what it was made of, and the request
     created_at: int
 
 

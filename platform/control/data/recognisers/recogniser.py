@@ -12,8 +12,8 @@ from typing import Any
 import re2
 
 Span = tuple[int, int]  # the bytes at which a found text begins and ends
-# Called with a match of re2. Returns what the recogniser looks for, which begins within the match. None or an empty span
-# means that it is not here; the search continues after the match, or at the empty span.
+# Called with a match of re2. Returns what the recogniser looks for, which begins within the match. None or an empty
+# span means that it is not here; the search continues after the match, or at the empty span.
 Check = Callable[[Any], Span | None]
 
 

@@ -3,6 +3,7 @@
 from control.models.catalog.models import BaseModel
 from control.models.engines.planning import Purpose, Workload, concurrency_check, engine_plan, memory_needed
 from control.models.engines.schemas import EngineOptions
+from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan
 
 
@@ -35,7 +36,7 @@ def pipeline_plan(base_model: BaseModel, body: PipelineOptions) -> PipelinePlan:
         return Workload(purpose=purpose, base_model=base_model, concurrencies=concurrencies, trains_speculator=trains)
 
     evaluation = engine_plan(options, workload(Purpose.EVALUATION))
-    distils = body.distillation_id is None
+    distils = body.distillation_id is None and body.answers == Pipeline.Answers.MODEL
     return PipelinePlan(
         distillation=engine_plan(distillation_engine(options), workload(Purpose.BATCH)) if distils else None,
         evaluation=evaluation,

@@ -7,10 +7,30 @@ from typing import Any
 from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.http import D, Resource, path_of
 from slipstream.records import Record, record
-from slipstream.types import Dataset
 from slipstream.waiting import wait_for
 
 Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset(Record):
+    id: str
+    name: str | None = None
+    version: int | None = None
+    file_id: str
+    model: str | None = None
+    status: str  # valid, invalid
+    format: str | None = None  # batch, chat, prompt
+    bytes: int
+    num_rows: int
+    num_answers: int
+    num_tokens: int | None = None
+    num_tokens_exact: bool | None = None
+    errors: Mapping[str, Any]  # data, total_count, by_code
+    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts: exact, near
+    sensitive: Mapping[str, Any] | None = None  # secrets and personal data: num_found, num_rows, kinds
+    origin: Mapping[str, Any] | None = None  # what it was made of, and the request
+    created_at: int
 
 
 class Datasets(Resource[D]):

@@ -286,27 +286,6 @@ class UploadPart(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset(Record):
-    id: str
-    name: str | None = None
-    version: int | None = None
-    file_id: str
-    model: str | None = None
-    status: str  # valid, invalid
-    format: str | None = None  # batch, chat, prompt
-    bytes: int
-    num_rows: int
-    num_answers: int
-    num_tokens: int | None = None
-    num_tokens_exact: bool | None = None
-    errors: Mapping[str, Any]  # data, total_count, by_code
-    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts: exact, near
-    sensitive: Mapping[str, Any] | None = None  # secrets and personal data: num_found, num_rows, kinds
-    origin: Mapping[str, Any] | None = None  # what it was made of, and the request
-    created_at: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Event(Record):
     """A change of an object's state; fetch the object for details."""
 

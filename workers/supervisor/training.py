@@ -62,7 +62,8 @@ def _speculator(attempt: Attempt) -> Speculator:
 
 def _spec(attempt: Attempt, speculator: Speculator) -> TrainingSpec:
     params = attempt.job.params
-    answers, tokens = None, ()
+    answers: str | None = None
+    tokens: tuple[str, ...] = ()
     if "answers_key" in params:
         answers = str(stage_file(params["answers_key"], attempt.folder / "answers.jsonl"))
     else:

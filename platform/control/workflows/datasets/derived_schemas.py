@@ -60,10 +60,9 @@ class FilterInput(RequestModel):
 
     def check(self) -> None:
         """Raises: ApiError: 400, no condition, an empty range, or an invalid pattern."""
-        if not self.model_fields_set - {"name", "seed"}:
-            message = (
-                f"a filter needs a condition: {', '.join(sorted(set(FilterInput.model_fields) - {'name', 'seed'}))}"
-            )
+        conditions = [name for name in FilterInput.model_fields if name not in ("name", "seed")]
+        if all(getattr(self, name) is None for name in conditions):
+            message = f"a filter needs a condition: {', '.join(conditions)}"
             raise ApiError(400, message, "missing_required_parameter", "matches")
         for unit in ("characters", "tokens"):
             low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")

@@ -166,7 +166,7 @@ def test_rows_are_filtered_by_the_tokens_of_the_models_tokenizer(
     ("body", "code", "param"),
     [
         ({}, "missing_required_parameter", "matches"),
-        ({"seed": 3}, "missing_required_parameter", "matches"),
+        ({"seed": 3, "matches": None}, "missing_required_parameter", "matches"),
         ({"matches": "("}, "invalid_pattern", "matches"),
         ({"excludes": r"(a)\1"}, "invalid_pattern", "excludes"),
         ({"matches": "a*"}, "invalid_pattern", "matches"),

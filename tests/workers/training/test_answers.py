@@ -10,6 +10,7 @@ import pytest
 from engine.tokenizer import Tokenizer
 from tests.tiny_model import make_tiny_model
 from tests.workers.training.jobs import training_spec
+from tests.workers.training.test_kinds import KINDS, report_of
 from workers.failures import InvalidInputError
 from workers.training.answers import tokenize_answers, with_tokens
 from workers.training.job import run_training
@@ -91,12 +92,12 @@ def test_rows_that_do_not_fit_the_context_or_that_the_template_refuses_are_named
 def test_a_speculator_learns_the_given_answers(model: Path, tmp_path: Path) -> None:
     rows = [{**chat(f"The answer is {number % 4}, as always."), "custom_id": f"row-{number}"} for number in range(32)]
     answers = write(tmp_path / "answers.jsonl", rows)
-    hyperparameters = {"num_heads": 2, "epochs": 12, "learning_rate": 0.01, "soft_target_weight": 0.0}
+    hyperparameters = {**KINDS["medusa"], "soft_target_weight": 0.0}
     spec = replace(
         training_spec(tmp_path, model, tmp_path / "none", "medusa", hyperparameters),
         tokens_paths=(),
         answers_path=str(answers),
     )
-    result = run_training(with_tokens(spec), lambda event: None).result
-    assert result["conversations_train"] + result["conversations_validation"] == 32
-    assert result["acceptance_length"] > 1.5  # 1 without any accepted draft
+    report = report_of(run_training(with_tokens(spec), lambda event: None))
+    assert report["conversations_train"] + report["conversations_validation"] == 32
+    assert report["acceptance_length"] > report["history"][0]["acceptance_length"] + 0.2

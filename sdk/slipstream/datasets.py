@@ -1,6 +1,6 @@
 """Datasets are validated files of prompts; quotes estimate the cost of a batch of a dataset's rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,16 +95,15 @@ class Datasets(Resource[D]):
 
     @procedure
     def mix(
-        self, sources: Mapping[str, float], *, rows: int | None = None, seed: int = 0, name: str | None = None
+        self, sources: Sequence[Mapping[str, Any]], *, rows: int | None = None, seed: int = 0, name: str | None = None
     ) -> Steps[Dataset]:
         """Copy rows of several datasets to a new one; its `origin["mix"]` has what is needed to make it again.
 
         Args:
-            sources: datasets and their weights: {"chats@latest": 3, "code@2": 1}.
+            sources: [{"dataset_id": "chats@latest", "weight": 3}, {"dataset_id": "code@2", "weight": 1}].
             rows: None: as many as the sources have in this proportion.
         """
-        weighted = [{"dataset_id": dataset_id, "weight": weight} for dataset_id, weight in sources.items()]
-        body = {"sources": weighted, "rows": rows, "seed": seed, "name": name}
+        body = {"sources": sources, "rows": rows, "seed": seed, "name": name}
         return self.http.post(Dataset, "datasets/mix", body)
 
     @procedure

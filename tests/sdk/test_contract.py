@@ -244,13 +244,14 @@ def test_datasets_are_scanned_filtered_and_mixed(client: Client) -> None:
     assert redacted.sensitive["num_found"] == 1
 
     short = client.datasets.filter("mail@latest", max_characters=10, excludes="^b")
-    mixed = client.datasets.mix({redacted.id: 2, short.id: 1}, name="mix", seed=4)
+    mixed = client.datasets.mix(
+        [{"dataset_id": redacted.id, "weight": 2}, {"dataset_id": short.id}], name="mix", seed=4
+    )
 
     assert (short.name, short.version, short.num_rows) == ("mail", 2, 1)
     assert (mixed.name, mixed.num_rows) == ("mix", 3)
     assert mixed.origin is not None
     assert mixed.origin["mix"]["seed"] == 4
-
 
 
 def test_keys_are_created_rotated_and_revoked(client: Client) -> None:

@@ -51,7 +51,8 @@ class Recogniser:
 
     def replaced(self, text: bytes, replacement: bytes) -> bytes:
         """Returns the text with this replacement in place of each found text."""
-        pieces, copied = [], 0  # the bytes before `copied` are in the pieces
+        pieces: list[bytes] = []
+        copied = 0  # the bytes before it are in the pieces
         for begin, end in self.find(text):
             pieces += (text[copied:begin], replacement)
             copied = end

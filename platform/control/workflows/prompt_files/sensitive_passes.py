@@ -115,7 +115,8 @@ class _Scan:
 
     def _redacted_text(self, text: str) -> str:
         encoded = text.encode()
-        pieces, copied = [], 0  # the bytes before `copied` are in the pieces
+        pieces: list[bytes] = []
+        copied = 0  # the bytes before it are in the pieces
         for begin, end, kind in _spans(encoded):
             self._in_row[kind] += 1
             pieces += (encoded[copied:begin], self._placeholder(kind, encoded[begin:end]))

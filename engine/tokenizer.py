@@ -98,14 +98,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Renders the model's chat template as `transformers` does (engine/chat_rendering.py). Returns the token ids.
-
-        Args:
-            template_variables: further variables of the template, such as Qwen3's `enable_thinking`.
-
-        Raises: ChatTemplateError: there is no template, it refuses the messages, takes too long or too much memory,
-        or a variable is reserved.
-        """
+        """Returns the token ids of the text of `render_chat`, which has the same arguments and errors."""
         text = self.render_chat(
             messages,
             tools=tools,
@@ -122,7 +115,14 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template_variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Returns the text that `encode_chat` encodes. Raises: ChatTemplateError."""
+        """Renders the model's chat template as `transformers` does (engine/chat_rendering.py).
+
+        Args:
+            template_variables: further variables of the template, such as Qwen3's `enable_thinking`.
+
+        Raises: ChatTemplateError: there is no template, it refuses the messages, takes too long or too much memory,
+        or a variable is reserved.
+        """
         variables = dict(template_variables or {})
         if reserved := sorted(variables.keys() & _reserved_variables()):
             raise ChatTemplateError(f"chat template variables must not be any of {reserved}: they are reserved")

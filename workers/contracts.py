@@ -104,6 +104,8 @@ class TrainingSpec:
 
     The files `tokens_paths` hold lines {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}.
     A line may also have "cut", as in `BatchSpec`.
+    `answers_path` holds rows with answers as text instead, which are rendered and tokenized before training: see
+    `workers.training.answers`. Such a spec has no `tokens_paths`.
     `hyperparameters` are defined by the method (see workers/hyperparameters); unknown keys are an error.
     `initial_speculator_dir` holds a speculator of the same method, from which training continues.
     `adapter_dir` holds a LoRA adapter with which the answers were generated: the speculator is trained for the model
@@ -124,6 +126,7 @@ class TrainingSpec:
     device: str = "auto"
     drop_cut_answers: bool = False  # whether answers that the length limit ended are left out
     adapter_dir: str | None = None
+    answers_path: str | None = None
     with_suffix_decoding: bool = True  # whether speculators serve together with suffix decoding; only `auto` asks
 
 

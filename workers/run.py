@@ -68,9 +68,11 @@ def _dispatch(spec: Spec, emit: Emit) -> Finished:
 
             return run_batch(spec, emit)
         case TrainingSpec():
+            from workers.training.answers import with_tokens
             from workers.training.auto import run_auto_training
             from workers.training.job import run_training
 
+            spec = with_tokens(spec)
             return run_auto_training(spec, emit) if spec.method == AUTO else run_training(spec, emit)
         case FineTuningSpec():
             from workers.training.lora.job import run_fine_tuning

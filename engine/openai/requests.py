@@ -233,17 +233,22 @@ def _with_echo(parsed: ParsedRequest) -> ParsedRequest:
 def encode_messages(
     fields: Fields, *, tokenizer: Tokenizer, use: ToolUse | None, add_generation_prompt: bool = True
 ) -> tuple[int, ...]:
-    """Renders messages, tools and switches for reasoning with the chat template. Returns the token ids of the prompt.
+    """Returns the token ids of the text of `render_messages`, which has the same arguments and errors."""
+    text = render_messages(fields, tokenizer=tokenizer, use=use, add_generation_prompt=add_generation_prompt)
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
-    Raises: InvalidRequest
-    """
+
+def render_messages(
+    fields: Fields, *, tokenizer: Tokenizer, use: ToolUse | None, add_generation_prompt: bool = True
+) -> str:
+    """Renders messages, tools and switches for reasoning with the chat template. Raises: InvalidRequest."""
     messages = parse_messages(fields)
     tools = [tool.definition for tool in use.tools] if use else None
     if (tools or mention_tools(messages)) and not template_has_tools(tokenizer):
         messages, tools = with_tools_as_text(messages, tools or ()), None
     variables = template_variables(fields, tokenizer)
     try:
-        ids = tokenizer.encode_chat(
+        return tokenizer.render_chat(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
@@ -251,7 +256,6 @@ def encode_messages(
         )
     except ChatTemplateError as error:
         raise InvalidRequest(str(error)[:500], param="messages", code="chat_template_error") from error
-    return tuple(ids)
 
 
 def _parsed(

@@ -16,7 +16,7 @@ from slipstream.adapters import Adapter
 from slipstream.audits import Audit
 from slipstream.catalog import BaseModel, BaseSpeculator
 from slipstream.client import AsyncClient, Client
-from slipstream.datasets import Quote
+from slipstream.datasets import Dataset, Quote
 from slipstream.deployments import DeploymentMetrics
 from slipstream.distillations import Distillation
 from slipstream.drivers import AsyncListing, Listing, Page, RawResponse
@@ -64,7 +64,6 @@ from slipstream.types import (
     Bucket,
     Capture,
     Completion,
-    Dataset,
     Deployment,
     Evaluation,
     Event,

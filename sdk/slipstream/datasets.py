@@ -7,22 +7,46 @@ from typing import Any
 from slipstream.drivers import Items, Page, Steps, listing, procedure
 from slipstream.http import D, Resource, path_of
 from slipstream.records import Record, record
-from slipstream.types import Dataset
 from slipstream.waiting import wait_for
 
 Rows = list[dict[str, Any]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset(Record):
+    id: str
+    name: str | None = None
+    version: int | None = None
+    file_id: str
+    model: str | None = None
+    status: str  # valid, invalid
+    format: str | None = None  # batch, chat, prompt
+    bytes: int
+    num_rows: int
+    num_answers: int
+    num_tokens: int | None = None
+    num_tokens_exact: bool | None = None
+    errors: Mapping[str, Any]  # data, total_count, by_code
+    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts: exact, near
+    sensitive: Mapping[str, Any] | None = None  # secrets and personal data: num_found, num_rows, kinds
+    origin: Mapping[str, Any] | None = None  # what it was made of, and the request
+    created_at: int
+
+
 class Datasets(Resource[D]):
     @procedure
-    def create(self, *, file_id: str, model: str | None = None, name: str | None = None) -> Steps[Dataset]:
+    def create(
+        self, *, file_id: str, model: str | None = None, name: str | None = None, on_sensitive: str | None = None
+    ) -> Steps[Dataset]:
         """Validate every line of a file, free of charge. The result is in the dataset's `status` and `errors`.
 
         Args:
             model: the model whose tokenizer counts the tokens.
             name: the dataset becomes the next version of this name.
+            on_sensitive: what happens to secrets and personal data: `warn`, `redact`, `refuse`. None: no scan.
         """
-        return self.http.post(Dataset, "datasets", {"file_id": file_id, "model": model, "name": name})
+        body = {"file_id": file_id, "model": model, "name": name, "on_sensitive": on_sensitive}
+        return self.http.post(Dataset, "datasets", body)
 
     @procedure
     def retrieve(self, dataset_id: str) -> Steps[Dataset]:
@@ -56,6 +80,31 @@ class Datasets(Resource[D]):
         body = {"shares": shares, "seed": seed, "label": label}
         made = yield from self.http.post(dict, path_of("datasets", dataset_id, "splits"), body)
         return tuple(record(Dataset, values) for values in made["data"])
+
+    @procedure
+    def filter(self, dataset_id: str, *, name: str | None = None, **conditions: Any) -> Steps[Dataset]:
+        """Copy the rows that pass all conditions to a new dataset; its `origin` has the conditions.
+
+        Args:
+            name: the dataset becomes the next version of this name. None: of the name of the filtered dataset.
+            conditions: `labels`, `has_answer`, `contains`, `matches`, `excludes`, `min_characters`, `max_characters`,
+                `min_tokens`, `max_tokens`, `drop_duplicates`, `share`, `rows`, `seed`. `matches` and `excludes` are
+                patterns of RE2.
+        """
+        return self.http.post(Dataset, path_of("datasets", dataset_id, "filter"), {"name": name, **conditions})
+
+    @procedure
+    def mix(
+        self, sources: Sequence[Mapping[str, Any]], *, rows: int | None = None, seed: int = 0, name: str | None = None
+    ) -> Steps[Dataset]:
+        """Copy rows of several datasets to a new one; its `origin["mix"]` has what is needed to make it again.
+
+        Args:
+            sources: [{"dataset_id": "chats@latest", "weight": 3}, {"dataset_id": "code@2", "weight": 1}].
+            rows: None: as many as the sources have in this proportion.
+        """
+        body = {"sources": sources, "rows": rows, "seed": seed, "name": name}
+        return self.http.post(Dataset, "datasets/mix", body)
 
     @procedure
     def delete(self, dataset_id: str) -> Steps[None]:

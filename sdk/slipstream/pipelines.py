@@ -40,9 +40,11 @@ class Pipelines(Resource[D]):
         model: str,
         prompts_file: str | None = None,
         distillation_id: str | None = None,
+        answers: str | None = None,
         held_out_file: str | None = None,
         held_out: int | None = None,
         on_contamination: str | None = None,
+        on_sensitive: str | None = None,
         distillation: Mapping[str, Any] | None = None,
         training: Mapping[str, Any] | None = None,
         evaluation: Mapping[str, Any] | None = None,
@@ -57,8 +59,11 @@ class Pipelines(Resource[D]):
         Args:
             name: name of the pipeline, its speculator and its deployment; requests send it as `model`.
             distillation_id: existing answers, instead of `prompts_file`; requires `held_out_file`.
+            answers: `file`: the rows of `prompts_file` have answers, on which the speculator is trained; otherwise the
+                model answers the prompts.
             held_out_file: prompts for the evaluation. Without it, `held_out` prompts are taken from `prompts_file`.
             on_contamination: what happens to training prompts that are like held-out prompts: `warn`, `drop`, `refuse`.
+            on_sensitive: what happens to secrets and personal data: `warn`, `redact`, `refuse`. None: no scan.
             distillation: {"on_truncation": "continue", "max_continued_tokens": 16384}; see `Distillations.create`.
             training: {"kind": "medusa", ...hyperparameters}.
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
@@ -74,9 +79,11 @@ class Pipelines(Resource[D]):
             "model": model,
             "prompts_file": prompts_file,
             "distillation_id": distillation_id,
+            "answers": answers,
             "held_out_file": held_out_file,
             "held_out": held_out,
             "on_contamination": on_contamination,
+            "on_sensitive": on_sensitive,
             "distillation": distillation,
             "training": training,
             "evaluation": evaluation,

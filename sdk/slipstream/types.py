@@ -122,9 +122,11 @@ class Pipeline(Record):
     status: str  # distilling, training, evaluating, gating, deploying; live, succeeded, rejected, failed, cancelled
     stages: tuple[Stage, ...]
     prompts_file: str
+    answers: str = "model"  # or `file`: the rows of prompts_file have answers that were made elsewhere
     held_out_file: str | None = None
     held_out_duplicates: int = 0  # rows of held_out_file that are left out, because they are training prompts
     contamination: Mapping[str, Any] | None = None  # training prompts like held-out ones: exact, near, num_dropped
+    sensitive: Mapping[str, Any] | None = None  # secrets and personal data, by file
     batch_id: str | None = None
     speculator_id: str | None = None
     deployment_id: str | None = None
@@ -288,26 +290,6 @@ class UploadPart(Record):
     id: str
     upload_id: str
     bytes: int
-    created_at: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dataset(Record):
-    id: str
-    name: str | None = None
-    version: int | None = None
-    file_id: str
-    model: str | None = None
-    status: str  # valid, invalid
-    format: str | None = None  # batch, chat, prompt
-    bytes: int
-    num_rows: int
-    num_answers: int
-    num_tokens: int | None = None
-    num_tokens_exact: bool | None = None
-    errors: Mapping[str, Any]  # data, total_count, by_code
-    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts: exact, near
-    origin: Mapping[str, Any] | None = None  # of a split: dataset_id, split, and the request
     created_at: int
 
 

@@ -236,6 +236,24 @@ def test_a_dataset_lists_its_bad_lines(client: Client) -> None:
         client.datasets.retrieve(dataset.id)
 
 
+def test_datasets_are_scanned_filtered_and_mixed(client: Client) -> None:
+    texts = ["write to ann@example.com", "hello", "bye"]
+    file = client.files.upload(b"".join(b'{"prompt": "%s"}\n' % text.encode() for text in texts), purpose="fine-tune")
+    redacted = client.datasets.create(file_id=file.id, name="mail", on_sensitive="redact")
+    assert redacted.sensitive is not None
+    assert redacted.sensitive["num_found"] == 1
+
+    short = client.datasets.filter("mail@latest", max_characters=10, excludes="^b")
+    mixed = client.datasets.mix(
+        [{"dataset_id": redacted.id, "weight": 2}, {"dataset_id": short.id}], name="mix", seed=4
+    )
+
+    assert (short.name, short.version, short.num_rows) == ("mail", 2, 1)
+    assert (mixed.name, mixed.num_rows) == ("mix", 3)
+    assert mixed.origin is not None
+    assert mixed.origin["mix"]["seed"] == 4
+
+
 def test_keys_are_created_rotated_and_revoked(client: Client) -> None:
     made = client.api_keys.create(name="ci", scopes=["files:read"])
 

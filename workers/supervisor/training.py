@@ -27,7 +27,7 @@ class TrainingHandler:
     """Handles training jobs of speculators, and those of adapters with `fine_tuning`.
 
     `params` of a speculator's job: speculator_id, tokens_key, method, hyperparameters, seed, initial_speculator_id,
-    drop_cut_answers.
+    drop_cut_answers. `answers_key` instead of `tokens_key`: the answers are texts that no batch of this service made.
     """
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
@@ -60,13 +60,19 @@ def _speculator(attempt: Attempt) -> Speculator:
 
 def _spec(attempt: Attempt, speculator: Speculator) -> TrainingSpec:
     params = attempt.job.params
-    tokens = stage_file(params["tokens_key"], attempt.folder / "tokens.jsonl")
+    answers: str | None = None
+    tokens: tuple[str, ...] = ()
+    if "answers_key" in params:
+        answers = str(stage_file(params["answers_key"], attempt.folder / "answers.jsonl"))
+    else:
+        tokens = (str(stage_file(params["tokens_key"], attempt.folder / "tokens.jsonl")),)
     return TrainingSpec(
         job_id=attempt.job.pk,
         model_dir=model_dir(speculator.base_model),
         target_revision=speculator.target_revision,
         method=params["method"],
-        tokens_paths=(str(tokens),),
+        tokens_paths=tokens,
+        answers_path=answers,
         output_dir=str(attempt.folder / "output"),
         checkpoint_dir=str(stage_checkpoint(attempt)),
         hyperparameters=params.get("hyperparameters", {}),

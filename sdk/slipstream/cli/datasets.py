@@ -23,11 +23,16 @@ def check(
     prompts: Annotated[str, typer.Argument(help="A local file, or the id of an uploaded file.")],
     model: Annotated[str | None, typer.Option(help="The model whose tokenizer counts the tokens.")] = None,
     name: Annotated[str | None, typer.Option(help="The dataset becomes the next version of this name.")] = None,
+    on_sensitive: Annotated[
+        str | None, typer.Option(help="For secrets and personal data: warn, redact or refuse.")
+    ] = None,
 ) -> None:
     """Check every line of a file, free of charge; the exit code is 4 if a line is bad."""
     cli = context_of(context)
     with cli.client() as client:
-        dataset = client.datasets.create(file_id=file_id_of(cli, client, prompts), model=model, name=name)
+        dataset = client.datasets.create(
+            file_id=file_id_of(cli, client, prompts), model=model, name=name, on_sensitive=on_sensitive
+        )
         cli.output.one(dataset)
         if dataset.status != "valid":
             for bad in dataset.errors["data"][:MAX_PRINTED_ERRORS]:

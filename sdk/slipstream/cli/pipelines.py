@@ -33,10 +33,14 @@ def create(
     name: Annotated[str, typer.Argument(help="The endpoint's name, which requests send as `model`.")],
     model: str,
     prompts: Annotated[str, typer.Argument(help="A local file, a file id, or a distillation id.")],
+    answers: Annotated[str | None, typer.Option(help="file: the rows of the file have the answers.")] = None,
     held_out: Annotated[int | None, typer.Option(help="Number of prompts to take out for the evaluation.")] = None,
     held_out_file: Annotated[str | None, typer.Option(help="Id of a file of prompts for the evaluation.")] = None,
     on_contamination: Annotated[
         str | None, typer.Option(help="For training prompts that are like held-out prompts: warn, drop or refuse.")
+    ] = None,
+    on_sensitive: Annotated[
+        str | None, typer.Option(help="For secrets and personal data: warn, redact or refuse.")
     ] = None,
     training: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"kind": "eagle3", …}')] = None,
     gate: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"min_speedup": 1.25, …}')] = None,
@@ -53,9 +57,11 @@ def create(
             model=model,
             prompts_file=None if is_distilled else file_id_of(cli, client, prompts),
             distillation_id=prompts if is_distilled else None,
+            answers=answers,
             held_out=held_out,
             held_out_file=held_out_file,
             on_contamination=on_contamination,
+            on_sensitive=on_sensitive,
             training=training,
             gate=gate,
             deploy=deploy,

@@ -44,7 +44,10 @@ class Dataset(ProjectObject):
     )
     errors_by_code = models.JSONField(default=dict, blank=True)
     duplicates = models.JSONField(null=True, blank=True, help_text="exact, near: equal and similar prompts.")
-    origin = models.JSONField(null=True, blank=True, help_text="dataset_id, split, seed, shares, label: a part of it.")
+    sensitive = models.JSONField(
+        null=True, blank=True, help_text="policy, num_rows, num_found, kinds: secrets and personal data; null: no scan."
+    )
+    origin = models.JSONField(null=True, blank=True, help_text="The datasets or the file it was made of, and how.")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -9,7 +9,7 @@ from control.core.api.schemas import Figures, IntRange, OneOf, RequestModel, Res
 from control.workflows.datasets.formats import Format
 from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.splits import MAX_SPLITS, SPLIT_PATTERN
-from control.workflows.prompt_files.schemas import Duplicates
+from control.workflows.prompt_files.schemas import Duplicates, OnSensitiveOption, Sensitive
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # no "@", which separates the version
 SplitName = Annotated[str, Text(32, pattern=SPLIT_PATTERN)]
@@ -23,6 +23,7 @@ class DatasetInput(RequestModel):
     name: Annotated[str, Text(64, pattern=NAME_PATTERN)] | None = Field(
         default=None, description="The dataset becomes the next version of this name."
     )
+    on_sensitive: OnSensitiveOption = None
 
 
 class SplitInput(RequestModel):
@@ -76,8 +77,9 @@ class DatasetObject(ResponseModel):
     duplicates: Duplicates | None = Field(
         description="Equal and similar prompts among the valid rows. Null: the dataset is older than the comparison."
     )
+    sensitive: Sensitive | None = Field(description="Secrets and personal data. Null: the file was not scanned.")
     origin: SkipValidation[Figures | None] = Field(
-        description="Of a split: the dataset that was split, and the request. Null: not a split."
+        description="What the dataset was made of, and the request. Null: of an uploaded file."
     )
     created_at: Unix
 
@@ -91,6 +93,7 @@ class DatasetObject(ResponseModel):
             bytes=dataset.file.size_bytes,
             num_tokens_exact=None if dataset.num_tokens is None else dataset.tokens_are_exact,
             duplicates=Duplicates.of(dataset.duplicates),
+            sensitive=Sensitive.of(dataset.sensitive),
             errors=DatasetErrors.of(dataset),
         )
 

@@ -17,7 +17,7 @@ def datasets_list(organization: Organization, *, name: str | None = None) -> Que
     return datasets if name is None else datasets.filter(name=name)
 
 
-def dataset_get(organization: Organization, reference: str) -> Dataset:
+def dataset_get(organization: Organization, reference: str, *, param: str = "dataset_id") -> Dataset:
     """Returns the dataset with this id, or with this name and version: `name@3` or `name@latest`.
 
     Raises: ApiError: 404, also for another organization's dataset.
@@ -33,5 +33,5 @@ def dataset_get(organization: Organization, reference: str) -> Dataset:
         named = datasets_list(organization, name=name).exclude(name="")
         dataset = named.filter(version=int(version)).first() if is_number else None
     if dataset is None:
-        raise ApiError(404, f"No such dataset: {reference[:80]}", "dataset_not_found", "dataset_id")
+        raise ApiError(404, f"No such dataset: {reference[:80]}", "dataset_not_found", param)
     return dataset

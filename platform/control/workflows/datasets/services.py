@@ -7,14 +7,15 @@ from typing import Any
 
 from control.core.api.errors import ApiError
 from control.core.storage.staging import measure, staging_folder
+from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.data.files.models import File
-from control.data.files.services import file_store
+from control.data.files.services import file_add, file_store
 from control.models.catalog.models import BaseModel
 from control.tenants.accounts.models import Organization
 from control.tenants.accounts.versions import next_version
 from control.tenants.audit.record import audit_record, audited
-from control.tenants.quotas.file_work import text_size_check
+from control.tenants.quotas.file_work import file_work, text_size_check
 from control.tenants.row_security.scope import current_project
 from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.passes import all_rows, labelled_rows, prompt_rows, sample_rows
@@ -23,6 +24,7 @@ from control.workflows.datasets.tokens import sample_step, tokens_total
 from control.workflows.datasets.validation import Findings
 from control.workflows.prompt_files.child import Pass
 from control.workflows.prompt_files.file_pass import file_pass
+from control.workflows.prompt_files.sensitive import OnSensitive, file_scan
 
 Status = Dataset.Status
 
@@ -37,7 +39,12 @@ class Examined:
 
 @audited("dataset.create", records_itself=True)
 def dataset_create(
-    *, organization: Organization, file: File, base_model: BaseModel | None = None, name: str = ""
+    *,
+    organization: Organization,
+    file: File,
+    base_model: BaseModel | None = None,
+    name: str = "",
+    on_sensitive: OnSensitive | None = None,
 ) -> Dataset:
     """Reads the whole file within the request, so that the caller knows the file's errors before any cost arises.
 
@@ -45,13 +52,26 @@ def dataset_create(
     Args:
         base_model: the model whose tokenizer counts the tokens; None: tokens are not counted.
         name: the dataset becomes the next version of this name; empty: it has no name.
-    Raises: ApiError: 404, the file is deleted; 400, tokenizing takes too long; 413, the file is too large; 429,
-            too many files are being read.
+        on_sensitive: what happens to secrets and personal data; None: the file is not scanned.
+    Raises: ApiError: 404, the file is deleted; 400, tokenizing takes too long, or as `file_scan`; 413, the file is too
+            large; 429, too many files are being read.
     """
-    examined = file_examined(file, base_model)
-    with change():
-        dataset = dataset_add(file=file, examined=examined, name=name, base_model=base_model)
-        audit_record("dataset.create", dataset)
+    with file_work.kept(organization.pk), delete_stored_on_error():
+        scanned = None if on_sensitive is None else file_scan(file, on_sensitive, param="file_id")
+        used = file if scanned is None else scanned.file
+        examined = file_examined(used, base_model)
+        with change():
+            if used is not file:
+                file_add(file=used)
+            dataset = dataset_add(
+                file=used,
+                examined=examined,
+                name=name,
+                base_model=base_model,
+                origin=None if used is file else {"file_id": file.pk, "on_sensitive": on_sensitive},
+                sensitive=None if scanned is None else scanned.report,
+            )
+            audit_record("dataset.create", dataset)
     return dataset
 
 
@@ -67,10 +87,13 @@ def dataset_add(
     base_model: BaseModel | None,
     name: str = "",
     origin: Mapping[str, Any] | None = None,
+    sensitive: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Saves the dataset of a file of the organization in the caller's transaction.
 
-    Args: origin: the dataset from which a split was made, and how. A split belongs to the project of its file.
+    Args:
+        origin: what the file was made of, and how; the dataset then belongs to the project of the file.
+        sensitive: the report of `file_scan`.
     """
     findings, datasets = examined.findings, Dataset.objects.filter(organization=file.organization)
     return Dataset.objects.create(
@@ -90,6 +113,7 @@ def dataset_add(
         num_errors=findings.num_errors,
         errors_by_code=dict(findings.errors_by_code),
         origin=origin,
+        sensitive=sensitive,
         project_id=current_project() if origin is None else file.project_id,
     )
 

@@ -8,8 +8,9 @@ from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate
 from control.core.api.schemas import Deleted, Page
 from control.tenants.authentication.views import OrganizationView
+from control.workflows.datasets.derived_schemas import FilterInput, MixInput
 from control.workflows.datasets.preview import dataset_preview
-from control.workflows.datasets.requests import create_from, split_from
+from control.workflows.datasets.requests import create_from, filter_from, mix_from, split_from
 from control.workflows.datasets.schemas import (
     DatasetErrorList,
     DatasetInput,
@@ -94,3 +95,23 @@ class DatasetSplitsView(OrganizationView):
     def post(self, request: Request, body: SplitInput, dataset_id: str) -> SplitList:
         made = split_from(dataset_get(self.organization, dataset_id), body)
         return SplitList(data=[DatasetObject.of(dataset) for dataset in made])
+
+
+class DatasetFilterView(OrganizationView):
+    """The rows that pass are copied unchanged to a new file, and become a dataset. `origin` has the conditions."""
+
+    scope = "datasets"
+
+    @operation("datasets.filter", summary="Filter a dataset", request=FilterInput, response=DatasetObject, status=201)
+    def post(self, request: Request, body: FilterInput, dataset_id: str) -> DatasetObject:
+        return DatasetObject.of(filter_from(dataset_get(self.organization, dataset_id), body))
+
+
+class DatasetMixView(OrganizationView):
+    """Rows of several datasets are copied unchanged to a new file. `origin.mix` is a request that makes it again."""
+
+    scope = "datasets"
+
+    @operation("datasets.mix", summary="Mix datasets", request=MixInput, response=DatasetObject, status=201)
+    def post(self, request: Request, body: MixInput) -> DatasetObject:
+        return DatasetObject.of(mix_from(self.organization, body))

@@ -19,6 +19,7 @@ from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.fine_tuning.selectors import PAUSED_ON_REQUEST, stage_job
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.prompt_files.contamination import OnContamination
+from control.workflows.prompt_files.schemas import OnSensitiveOption
 from workers.hyperparameters.lora import LONG_ROWS
 from workers.kinds import LORA, REQUESTED_KINDS
 
@@ -66,7 +67,9 @@ class TurboInput(RequestModel, strict=True):
     kind: Annotated[str, OneOf(REQUESTED_KINDS)] = "medusa"
     hyperparameters: dict[str, Any] = {}
     held_out: Annotated[int, Field(ge=1)] | None = None
+    answers: Annotated[str, OneOf(Pipeline.Answers)] = Pipeline.Answers.MODEL.value
     on_contamination: Annotated[str, OneOf(OnContamination)] = OnContamination.WARN.value
+    on_sensitive: OnSensitiveOption = None
     evaluation: dict[str, Any] = {}
     gate: dict[str, Any] = {"min_speedup": 0.0}  # by default no speedup is required, only equal outputs
     deploy: bool = False

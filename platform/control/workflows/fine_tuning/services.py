@@ -19,6 +19,7 @@ from control.workflows.fine_tuning.adapters import adapter_training_start, given
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.fine_tuning.schemas import Hyperparameters, JobInput, TurboInput
 from control.workflows.fine_tuning.selectors import PAUSED_ON_REQUEST, stage_job
+from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.requests import create_from
 from control.workflows.pipelines.schemas import PipelineRequest
 from control.workflows.pipelines.selectors import pipeline_fresh
@@ -52,15 +53,18 @@ def fine_tuning_job_create(*, organization: Organization, request: JobInput) -> 
     identity = fine_tuning_job_id()
     try:
         with delete_stored_on_error():
-            prompts = _as_prompts(training_file, "training_file")
+            has_answers = turbo.answers == Pipeline.Answers.FILE
+            prompts = training_file if has_answers else _as_prompts(training_file, "training_file")
             held_out = None if validation_file is None else _as_prompts(validation_file, "validation_file")
             body = {
                 "name": model_name(request.model, request.suffix, identity),
                 "model": request.model,
                 "prompts_file": prompts.pk,
                 "held_out_file": None if held_out is None else held_out.pk,
+                "answers": turbo.answers,
                 "held_out": turbo.held_out,
                 "on_contamination": turbo.on_contamination,
+                "on_sensitive": turbo.on_sensitive,
                 "training": _training(hyperparameters, turbo, request.seed or 0),
                 "evaluation": turbo.evaluation,
                 "gate": turbo.gate,

@@ -7,6 +7,7 @@ from control.models.catalog.models import BaseModel
 from control.models.engines.planning import Purpose, Workload, concurrency_check, engine_plan, memory_needed
 from control.models.engines.schemas import EngineOptions
 from control.workflows.evaluations.arms import Arm
+from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan
 
 
@@ -52,7 +53,7 @@ def pipeline_plan(base_model: BaseModel, body: PipelineOptions, arms: Sequence[A
         num_further_engines=sum(arm.needs_engine for arm in arms),
     )
     evaluation = engine_plan(options, compared)
-    distils = body.distillation_id is None
+    distils = body.distillation_id is None and body.answers == Pipeline.Answers.MODEL
     return PipelinePlan(
         distillation=engine_plan(distillation_engine(options), workload(Purpose.BATCH)) if distils else None,
         evaluation=evaluation,

@@ -26,6 +26,10 @@ class Pipeline(ProjectObject):
         FAILED = "failed"
         CANCELLED = "cancelled"
 
+    class Answers(models.TextChoices):
+        MODEL = "model"  # the base model answers the prompts
+        FILE = "file"  # the rows of `prompts_file` have the answers
+
     id = models.CharField(primary_key=True, max_length=40, default=pipeline_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="pipelines")
     name = models.CharField(max_length=64, help_text="The speculator and the deployment get this name, too.")
@@ -37,6 +41,12 @@ class Pipeline(ProjectObject):
     )
     contamination = models.JSONField(
         null=True, blank=True, help_text="policy, num_dropped, exact, near: training prompts like held-out prompts."
+    )
+    sensitive = models.JSONField(
+        null=True, blank=True, help_text="By parameter: secrets and personal data in the file; null: no scan."
+    )
+    answers = models.CharField(
+        max_length=8, choices=Answers.choices, default=Answers.MODEL, db_default=Answers.MODEL.value
     )
     distillation = models.JSONField(null=True, blank=True, help_text="on_truncation, max_continued_tokens")
     training = models.JSONField(default=dict, blank=True, help_text="kind and hyperparameters")

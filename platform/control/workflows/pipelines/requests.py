@@ -15,6 +15,7 @@ from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan, Training
 from control.workflows.pipelines.services import pipeline_create, pipeline_validate
 from control.workflows.prompt_files.contamination import OnContamination
+from control.workflows.prompt_files.sensitive import OnSensitive
 from control.workflows.quotes.selectors import quotes_list
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.kinds import read_hyperparameters
@@ -60,6 +61,7 @@ def _check_prompts(body: PipelineOptions) -> None:
         message = "a pipeline takes prompts_file or distillation_id, and not both"
         code = "missing_required_parameter" if body.prompts_file is None else "invalid_value"
         raise ApiError(400, message, code, "prompts_file")
+    _check_answers(body)
     if body.distillation_id is not None and body.held_out_file is None:
         message = "held_out_file is required with distillation_id: training uses all prompts of a distillation"
         raise ApiError(400, message, "missing_required_parameter", "held_out_file")
@@ -69,11 +71,25 @@ def _check_prompts(body: PipelineOptions) -> None:
     if body.distillation_id is not None and body.on_contamination == OnContamination.DROP:
         message = "on_contamination 'drop' needs prompts_file: the answers of a distillation exist already"
         raise ApiError(400, message, "invalid_value", "on_contamination")
+    if body.distillation_id is not None and body.on_sensitive == OnSensitive.REDACT:
+        message = "on_sensitive 'redact' needs prompts_file: the answers of a distillation exist already"
+        raise ApiError(400, message, "invalid_value", "on_sensitive")
     if body.distillation is not None:
         body.distillation.check("distillation.max_continued_tokens")
     if body.held_out_file is not None and body.held_out is not None:
         message = "held_out splits rows off prompts_file; it cannot be given together with held_out_file"
         raise ApiError(400, message, "invalid_value", "held_out")
+
+
+def _check_answers(body: PipelineOptions) -> None:
+    if body.answers == Pipeline.Answers.MODEL:
+        return
+    if body.prompts_file is None:
+        message = "answers 'file' needs prompts_file, whose rows have the answers"
+        raise ApiError(400, message, "invalid_value", "answers")
+    if body.distillation is not None:
+        message = "distillation cannot be given with answers 'file': the answers exist already"
+        raise ApiError(400, message, "invalid_value", "distillation")
 
 
 def _check_gate(body: PipelineOptions) -> None:

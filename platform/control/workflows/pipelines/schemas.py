@@ -1,5 +1,6 @@
 """Requests and responses of pipelines and their stages."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SkipValidation
@@ -14,7 +15,7 @@ from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
 from control.workflows.pipelines.state import ACTIVE, STAGES, Status
 from control.workflows.prompt_files.contamination import OnContamination
-from control.workflows.prompt_files.schemas import Contamination
+from control.workflows.prompt_files.schemas import Contamination, OnSensitiveOption, Sensitive
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # the pipeline's deployment gets the same name
 _STAGE_ENDS = {Status.FAILED: "failed", Status.REJECTED: "failed", Status.CANCELLED: "cancelled"}
@@ -71,6 +72,11 @@ class PipelineOptions(RequestModel, strict=True):
     model: str
     prompts_file: str | None = None
     distillation_id: str | None = None  # a distillation whose answers are used; instead of prompts_file
+    answers: Annotated[str, OneOf(Pipeline.Answers)] = Field(
+        default=Pipeline.Answers.MODEL.value,
+        description="Where the answers that training uses come from. `model`: the model answers the prompts. `file`: "
+        "the rows of `prompts_file` have answers, which were made elsewhere; the pipeline starts with training.",
+    )
     held_out_file: str | None = None
     held_out: Annotated[int, Field(ge=1)] | None = None  # number of prompts to hold out; only without held_out_file
     on_contamination: Annotated[str, OneOf(OnContamination)] = Field(
@@ -79,6 +85,7 @@ class PipelineOptions(RequestModel, strict=True):
         "the pipeline counts them. `drop`: training leaves them out; only with `prompts_file`. `refuse`: the request "
         "is refused.",
     )
+    on_sensitive: OnSensitiveOption = None
     distillation: DistillationOptions | None = None  # only with prompts_file
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
@@ -155,6 +162,17 @@ def _stage_status(pipeline: Pipeline, has_started: bool, end: PipelineEvent | No
     return "skipped" if is_over or (status == Status.DEPLOYING and not pipeline.deploy) else "pending"
 
 
+class SensitiveFiles(ResponseModel):
+    """Secrets and personal data in the files of a pipeline."""
+
+    prompts_file: Sensitive
+    held_out_file: Sensitive | None = Field(description="Null: the held-out prompts are part of `prompts_file`.")
+
+    @classmethod
+    def of(cls, reports: Mapping[str, Any] | None) -> Self | None:
+        return None if reports is None else cls.model_validate(reports)
+
+
 class PipelineObject(ResponseModel):
     id: str
     object: Literal["pipeline"] = "pipeline"
@@ -162,12 +180,16 @@ class PipelineObject(ResponseModel):
     model: str
     status: Annotated[str, OneOf(Status)]
     prompts_file: str
+    answers: Annotated[str, OneOf(Pipeline.Answers)]
     held_out_file: str
     held_out_duplicates: int = Field(
         description="Rows of your `held_out_file` that are left out because their prompts are training prompts."
     )
     contamination: Contamination | None = Field(
         description="Training prompts that are like held-out prompts. Null: the pipeline is older than the comparison."
+    )
+    sensitive: SensitiveFiles | None = Field(
+        description="Secrets and personal data in the files. Null: they were not scanned."
     )
     distillation: SkipValidation[Figures | None] = Field(
         description="How the prompts are answered: `on_truncation`, `max_continued_tokens`."
@@ -211,6 +233,7 @@ class PipelineObject(ResponseModel):
             hardware=pipeline.hardware or None,
             stages=StageObject.all_of(pipeline),
             cost=Amount.of(tokens + pipeline.device_nanousd),
+            sensitive=SensitiveFiles.of(pipeline.sensitive),
             contamination=None if (found := pipeline.contamination) is None else Contamination.of(found),
             report=report,
         )

@@ -1,7 +1,6 @@
 """Creates, cancels and resumes pipelines on a customer's request. The module `stages` advances them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
@@ -27,16 +26,17 @@ from control.tenants.events.services import event_record
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_cancel
 from control.workflows.batches.state import TERMINAL as BATCH_ENDED
+from control.workflows.datasets.answers import answers_file_check
 from control.workflows.distillations.selectors import distillation_get
 from control.workflows.evaluations.arms import Arm, arms_preview
 from control.workflows.pipelines.engines import pipeline_plan
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
+from control.workflows.pipelines.parts import pipeline_parts
 from control.workflows.pipelines.schemas import Gate, PipelineOptions, PipelinePlan, Training
 from control.workflows.pipelines.selectors import pipeline_fresh
 from control.workflows.pipelines.stages import pipeline_advance, pipeline_distil
 from control.workflows.pipelines.state import ACTIVE, RESUMABLE, STAGES, Status, stage_at_end, transition
-from control.workflows.prompt_files.contamination import OnContamination
-from control.workflows.prompt_files.held_out import endpoint_of, held_out_key, normalise_held_out, split_prompts
+from control.workflows.prompt_files.held_out import endpoint_of
 from control.workflows.quotes.selectors import quote_get
 from workers.kinds import AUTO
 
@@ -60,9 +60,7 @@ def pipeline_create(
     quote = None if request.quote_id is None else quote_get(organization, request.quote_id)
     batch = _distillation_batch(organization, request.distillation_id, base_model)
     given = {file.pk: file for file in new_files}
-    prompts = (
-        batch.input_file if batch else _batch_file(organization, given, request.prompts_file or "", "prompts_file")
-    )
+    prompts = batch.input_file if batch else _prompts_file(organization, given, request)
     if request.deploy:
         _refuse_taken_name(organization, request.name)
     pipeline_plan(base_model, request, _arms(organization, request, base_model))
@@ -72,8 +70,9 @@ def pipeline_create(
         named = None
         if request.held_out_file is not None:
             named = _batch_file(organization, given, request.held_out_file, "held_out_file")
-        parts = _separate_held_out(identity, base_model, request, prompts, named)
-        endpoint = endpoint_of(parts.prompts) if batch is None else None
+        parts = pipeline_parts(identity, base_model, request, prompts, named)
+        distils = batch is None and request.answers == Pipeline.Answers.MODEL
+        endpoint = endpoint_of(parts.prompts) if distils else None
         with change():
             for file in (*new_files, *parts.new_files):
                 file_add(file=file)
@@ -86,59 +85,13 @@ def pipeline_create(
                 held_out_file=parts.held_out,
                 held_out_duplicates=parts.num_duplicates,
                 contamination=parts.contamination,
+                sensitive=parts.sensitive,
                 quote=quote,
                 batch=batch,
             )
             if endpoint is not None:
                 pipeline_distil(pipeline=pipeline, endpoint=endpoint)
     return pipeline_advance(pipeline=pipeline)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    prompts: File  # on which the speculator is trained
-    held_out: File
-    new_files: Sequence[File] = ()  # unsaved rows among the two
-    num_duplicates: int = 0  # held-out rows that are not evaluated
-    contamination: Mapping[str, Any] | None
-
-
-def _separate_held_out(
-    identity: str, base_model: BaseModel, request: PipelineOptions, prompts: File, named: File | None
-) -> _Parts:
-    """Compares training prompts with held-out prompts, and stores the held-out rows for workers.
-
-    Args: named: the request's file of held-out prompts; None: they are split off `prompts`.
-    Raises: ApiError: as `split_prompts` and `normalise_held_out`.
-    """
-    key, policy = held_out_key(prompts.organization_id, identity), OnContamination(request.on_contamination)
-    if named is None:
-        split = split_prompts(prompts, held_out=request.held_out, on_contamination=policy)
-        normalise_held_out(split.held_out, base_model=base_model, key=key, param="prompts_file")
-        return _Parts(
-            prompts=split.prompts,
-            held_out=split.held_out,
-            new_files=(split.prompts, split.held_out),
-            contamination=split.contamination,
-        )
-    _refuse_same_file(prompts, named)
-    stored = normalise_held_out(
-        named, base_model=base_model, key=key, training_prompts=prompts, on_contamination=policy
-    )
-    cleaned = stored.cleaned_prompts
-    return _Parts(
-        prompts=cleaned or prompts,
-        held_out=named,
-        new_files=() if cleaned is None else (cleaned,),
-        num_duplicates=stored.num_duplicates,
-        contamination=stored.contamination,
-    )
-
-
-def _refuse_same_file(prompts: File, held_out: File) -> None:
-    if prompts.sha256 == held_out.sha256:
-        message = "held_out_file has the content of the training prompts, so no prompt is held out"
-        raise ApiError(400, message, "no_held_out_prompts", "held_out_file")
 
 
 def pipeline_validate(*, organization: Organization, request: PipelineOptions) -> PipelinePlan:
@@ -149,9 +102,10 @@ def pipeline_validate(*, organization: Organization, request: PipelineOptions) -
     if request.quote_id is not None:
         quote_get(organization, request.quote_id)
     _distillation_batch(organization, request.distillation_id, base_model)
-    for param in ("prompts_file", "held_out_file"):
-        if (file_id := getattr(request, param)) is not None:
-            _batch_file(organization, {}, file_id, param)
+    if request.prompts_file is not None:
+        _prompts_file(organization, {}, request)
+    if request.held_out_file is not None:
+        _batch_file(organization, {}, request.held_out_file, "held_out_file")
     if request.deploy:
         _refuse_taken_name(organization, request.name)
     return pipeline_plan(base_model, request, _arms(organization, request, base_model))
@@ -159,10 +113,12 @@ def pipeline_validate(*, organization: Organization, request: PipelineOptions) -
 
 def _pipeline_start(*, organization: Organization, request: PipelineOptions, **values: Any) -> Pipeline:
     """Creates the pipeline at its first stage."""
-    status = Status.DISTILLING if values["batch"] is None else Status.TRAINING
+    has_answers = values["batch"] is not None or request.answers == Pipeline.Answers.FILE
+    status = Status.TRAINING if has_answers else Status.DISTILLING
     pipeline = Pipeline.objects.create(
         organization=organization,
         name=request.name,
+        answers=request.answers,
         distillation=None if request.distillation is None else request.distillation.model_dump(),
         training=request.training.model_dump(),
         evaluation=request.evaluation.model_dump(),
@@ -240,6 +196,14 @@ def _distillation_batch(organization: Organization, distillation_id: str | None,
         message = f"The distillation is {batch.status} and has no answers to train on."
         raise ApiError(409, message, "distillation_not_trainable", "distillation_id")
     return batch
+
+
+def _prompts_file(organization: Organization, given: Mapping[str, File], request: PipelineOptions) -> File:
+    """Returns the file of prompts. With answers, it may also have the rows of fine-tuning."""
+    file_id = request.prompts_file or ""
+    if request.answers == Pipeline.Answers.FILE:
+        return given.get(file_id) or answers_file_check(file_get(organization, file_id, param="prompts_file"))
+    return _batch_file(organization, given, file_id, "prompts_file")
 
 
 def _batch_file(organization: Organization, given: Mapping[str, File], file_id: str, param: str) -> File:

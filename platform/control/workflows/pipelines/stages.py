@@ -140,7 +140,6 @@ def _train(pipeline: Pipeline) -> bool:
 
 
 def _make_training(pipeline: Pipeline) -> dict[str, Any]:
-    assert pipeline.batch is not None, "distilling ended with a batch"
     hyperparameters = dict(pipeline.training)
     kind, initial = hyperparameters.pop("kind"), hyperparameters.pop("initial_speculator", None)
     speculator = speculator_create(
@@ -148,12 +147,11 @@ def _make_training(pipeline: Pipeline) -> dict[str, Any]:
     )
     params = {
         "speculator_id": speculator.pk,
-        "tokens_key": pipeline.batch.tokens_key,
+        **_answers(pipeline),
         "method": kind,
         "seed": hyperparameters.pop("seed", 0),
         "initial_speculator_id": initial,
         "hyperparameters": hyperparameters,
-        "drop_cut_answers": pipeline.batch.on_truncation == Batch.OnTruncation.DROP,
     }
     job = job_submit(
         organization=pipeline.organization,
@@ -164,6 +162,17 @@ def _make_training(pipeline: Pipeline) -> dict[str, Any]:
         hardware=pipeline.hardware,
     )
     return {"training_job": job, "speculator": speculator}
+
+
+def _answers(pipeline: Pipeline) -> dict[str, Any]:
+    """Returns the parameters of the training job that say where the answers are."""
+    if pipeline.answers == Pipeline.Answers.FILE:
+        return {"answers_key": pipeline.prompts_file.storage_key}
+    assert pipeline.batch is not None, "distilling ended with a batch"
+    return {
+        "tokens_key": pipeline.batch.tokens_key,
+        "drop_cut_answers": pipeline.batch.on_truncation == Batch.OnTruncation.DROP,
+    }
 
 
 def _evaluate(pipeline: Pipeline) -> bool:

@@ -25,4 +25,6 @@ BODIES: Bodies = {
         lambda world: {"file_id": world.file.pk, "name": "prompts"}, {"file_id": "file_id", "model": "name"}
     ),
     "POST /v1/datasets/{dataset_id}/splits": Body(lambda world: {"shares": {"train": 1.0}, "seed": 3}),
+    "POST /v1/datasets/{dataset_id}/filter": Body(lambda world: {"max_characters": 10_000}),
+    "POST /v1/datasets/mix": Body(lambda world: {"sources": [{"dataset_id": world.dataset.pk, "weight": 2.0}]}),
 }

@@ -8,7 +8,7 @@ from control.operations.console.form_pages import FormAdmin, form_action
 from control.operations.console.rendering import badge, link, pairs, table
 from control.operations.console.sidebar import SidebarEntry
 from control.workflows.datasets.models import Dataset
-from control.workflows.datasets.requests import CREATE_DATASET, SPLIT_DATASET
+from control.workflows.datasets.requests import CREATE_DATASET, FILTER_DATASET, SPLIT_DATASET
 
 MAX_ERRORS = 50
 
@@ -18,7 +18,7 @@ class DatasetAdmin(FormAdmin):
     scope = "datasets"
     sidebar = SidebarEntry("Work", 7, "Datasets", "fact_check")
     create_form = CREATE_DATASET
-    actions_detail = ["split"]
+    actions_detail = ["split", "filter"]
     list_display = ["id", "name", "version", "organization", "format", "state", "num_rows", "num_errors", "created_at"]
     list_filter = ["status", "organization"]
     search_fields = ["id", "name", "file__id"]
@@ -26,10 +26,15 @@ class DatasetAdmin(FormAdmin):
     list_select_related = ["organization"]
     fields = [
         "id", "name", "version", "organization", "the_file", "the_model", "format", "state", "num_rows", "num_answers",
-        "num_tokens", "by_code", "bad_lines", "equal_prompts", "similar_prompts", "created_at",
+        "num_tokens", "by_code", "bad_lines", "equal_prompts", "similar_prompts", "sensitive_data", "made_of",
+        "created_at",
     ]  # fmt: skip
 
     split = form_action("split", SPLIT_DATASET, icon="call_split", when=lambda row: row.status == Dataset.Status.VALID)
+
+    filter = form_action(
+        "filter", FILTER_DATASET, icon="filter_alt", when=lambda row: row.status == Dataset.Status.VALID
+    )
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Dataset) -> SafeString:
@@ -60,6 +65,17 @@ class DatasetAdmin(FormAdmin):
     @admin.display(description="further prompts that are similar to an earlier one")
     def similar_prompts(self, row: Dataset) -> SafeString | str:
         return _twins(row, "near")
+
+    @admin.display(description="secrets and personal data")
+    def sensitive_data(self, row: Dataset) -> SafeString | str:
+        if row.sensitive is None:
+            return "not scanned"
+        kinds = [(one["kind"], one["num_found"], one["num_rows"], one["lines"][0]) for one in row.sensitive["kinds"]]
+        return table(row, "sensitive", ["kind", "found", "rows", "first line"], kinds) if kinds else "none"
+
+    @admin.display(description="made of")
+    def made_of(self, row: Dataset) -> SafeString | str:
+        return pairs(row, "made-of", row.origin) if row.origin else "an uploaded file"
 
 
 def _twins(row: Dataset, part: str) -> SafeString | str:

@@ -205,7 +205,8 @@ class PipelineAdmin(FormAdmin):
     actions_detail = ["cancel", "resume"]
     fields = [
         "id", "name", "organization", "base_model", "state", "failure", "why_paused", "report", "the_batch",
-        "the_speculator", "the_deployment", "training", "evaluation", "gate", "deploy", "created_at", "finished_at",
+        "the_speculator", "the_deployment", "answers", "training", "evaluation", "gate", "deploy",
+        "created_at", "finished_at",
     ]  # fmt: skip
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Pipeline | None:

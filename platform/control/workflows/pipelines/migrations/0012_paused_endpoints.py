@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('pipelines', '0010_compare_prompts'),
+        ('pipelines', "0011_hardware"),
     ]
 
     operations = [

@@ -48,7 +48,9 @@ from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTu
 from slipstream.hardware import Hardware
 from slipstream.invoices import Invoice
 from slipstream.jobs import Job, JobEvent
+from slipstream.lineage import Lineage
 from slipstream.messages import Message, MessageTokens
+from slipstream.offboarding import OrganizationDeletion, OrganizationExport
 from slipstream.organization import AuditEvent, AuditExport, Member, Project
 from slipstream.pipelines import PipelineRun
 from slipstream.plans import DevicePlan, EnginePlan, PipelinePlan
@@ -126,12 +128,15 @@ __all__ = [
     "Job",
     "JobEvent",
     "LedgerLine",
+    "Lineage",
     "Listing",
     "Member",
     "Message",
     "MessageTokens",
     "Model",
     "NotFoundError",
+    "OrganizationDeletion",
+    "OrganizationExport",
     "Page",
     "PermissionDeniedError",
     "Pipeline",

@@ -140,6 +140,7 @@ def capture_export(*, capture: Capture) -> File:
                 filename=f"{deployment.name}.captured.jsonl",
                 purpose=File.Purpose.BATCH,
                 staged=writer.finish(),
+                made_from=deployment.pk,
             )
             with change():
                 file_add(file=file)

@@ -32,6 +32,7 @@ class Position:
     stage: str = "rows"  # rows, objects, manifest, end
     source: str = ""  # the table, or the name of the `StoredObjects`, of which something was written last
     after: Any = None  # primary key of the last row that is written completely; None: none of the source
+    row: Any = None  # primary key of the row whose objects are being written
     name: str = ""  # of the row's objects, the one that was written last
     key: str = ""  # the storage key of an object that is written in part
     entry: str = ""  # its name in the archive
@@ -93,9 +94,11 @@ class ArchiveWriter:
             if source.name < self.position.source:
                 continue
             if source.name > self.position.source:
-                self._move(source=source.name, after=None, name="")
+                self._move(source=source.name, after=None, row=None, name="")
             rows = rows_with_objects(tables[source.label], source, self._organization_id).order_by("pk")
             while (row := _first_after(rows, self.position.after)) is not None:
+                if row.pk != self.position.row:  # the row of the object that was written last may be deleted by now
+                    self._move(row=row.pk, name="")
                 for name, key, size_bytes in _objects_of(row, source):
                     if name > self.position.name:
                         self._begin_object(f"stored/{source.label}/{row.pk}/{name}", name, key, size_bytes)

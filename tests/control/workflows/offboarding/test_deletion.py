@@ -151,7 +151,7 @@ def test_an_erasure_whose_process_dies_after_each_step_is_continued(monkeypatch:
     assert traces_of(ids) == set()
 
 
-@pytest.mark.parametrize("dies_in", ["_delete_only", "_empty_folder", "audit_log_erase", "erasure_finish"])
+@pytest.mark.parametrize("dies_in", ["_delete_only", "audit_log_erase", "erasure_finish"])
 def test_an_erasure_that_fails_anywhere_is_completed_by_the_next_round(
     dies_in: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

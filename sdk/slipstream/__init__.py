@@ -48,8 +48,10 @@ from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTu
 from slipstream.hardware import Hardware
 from slipstream.invoices import Invoice
 from slipstream.jobs import Job, JobEvent
+from slipstream.lineage import Lineage
 from slipstream.loops import Loop, LoopRound
 from slipstream.messages import Message, MessageTokens
+from slipstream.offboarding import OrganizationDeletion, OrganizationExport
 from slipstream.organization import AuditEvent, AuditExport, Member, Project
 from slipstream.pipelines import PipelineRun
 from slipstream.plans import DevicePlan, EnginePlan, PipelinePlan
@@ -126,6 +128,7 @@ __all__ = [
     "Job",
     "JobEvent",
     "LedgerLine",
+    "Lineage",
     "Listing",
     "Loop",
     "LoopRound",
@@ -134,6 +137,8 @@ __all__ = [
     "MessageTokens",
     "Model",
     "NotFoundError",
+    "OrganizationDeletion",
+    "OrganizationExport",
     "Page",
     "PermissionDeniedError",
     "Pipeline",

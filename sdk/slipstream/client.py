@@ -30,8 +30,10 @@ from slipstream.hardware import HardwareCatalog
 from slipstream.http import D, Http
 from slipstream.invoices import Invoices
 from slipstream.jobs import Jobs
+from slipstream.lineage import LineageGraphs
 from slipstream.loops import Loops
 from slipstream.messages import Messages
+from slipstream.offboarding import Organization, OrganizationExports
 from slipstream.organization import AuditEvents, Members, Projects
 from slipstream.pipelines import Pipelines
 from slipstream.responses import Responses
@@ -68,9 +70,12 @@ class Resources(Generic[D]):
         self.hardware = HardwareCatalog(http, driver)
         self.invoices = Invoices(http, driver)
         self.jobs = Jobs(http, driver)
+        self.lineage = LineageGraphs(http, driver)
         self.members = Members(http, driver)
         self.messages = Messages(http, driver)
         self.models = Models(http, driver)
+        self.organization = Organization(http, driver)
+        self.organization_exports = OrganizationExports(http, driver)
         self.pipelines = Pipelines(http, driver)
         self.projects = Projects(http, driver)
         self.quotes = Quotes(http, driver)

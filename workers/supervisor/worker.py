@@ -44,6 +44,9 @@ from control.workflows.batches.selectors import batches_overdue
 from control.workflows.batches.tidy import batches_tidy
 from control.workflows.loops.rounds import rounds_reconcile
 from control.workflows.loops.triggers import rounds_begin
+from control.workflows.offboarding.draining import organizations_drain
+from control.workflows.offboarding.erasing import organizations_erase
+from control.workflows.offboarding.exporting import exports_continue, exports_expire
 from control.workflows.pipelines.endpoint_caps import endpoints_review
 from control.workflows.pipelines.stages import pipelines_reconcile
 from control.workflows.quotes.caps import jobs_review
@@ -92,6 +95,10 @@ CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
     "encrypt captured requests": (12, captures_seal),
     "delete captured requests": (12, captures_prune),
     "delete old events": (60, events_prune),
+    "make organization exports": (1, exports_continue),
+    "delete organization exports": (12, exports_expire),
+    "stop leaving organizations": (1, organizations_drain),
+    "erase organizations": (1, organizations_erase),
     "recount stored bytes": (720, stored_bytes_recount),
 }
 

@@ -64,6 +64,9 @@ class Config(BaseSettings):
     # Requests to models that one organization may have in progress in each process of the gateway, streamed or not.
     max_open_completions: Annotated[int, Field(ge=1)] = 512
 
+    # How long the owners of an organization can cancel its deletion. Then all its rows and stored objects are deleted.
+    deletion_grace_hours: Annotated[float, Field(ge=1, le=90 * 24)] = 7 * 24
+
     # Comma-separated folders and s3://bucket/prefix from which customers may register models; `{organization}` stands
     # for the id of the caller's organization. Empty: customers may not register models.
     model_roots: str = ""

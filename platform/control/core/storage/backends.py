@@ -10,6 +10,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol
 
@@ -46,6 +47,9 @@ class Storage(Protocol):
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Returns the size in bytes of each object below `prefix`, by its name relative to the prefix."""
+
+    def some(self, prefix: str, *, limit: int) -> list[str]:
+        """Returns the names of up to `limit` objects below `prefix`, at most 1,000, without listing the others."""
 
     def open(self, key: str, *, start: int = 0) -> BinaryIO:
         """Opens the object as a stream from byte `start` on, which must be within the object. Raises: ObjectMissing."""
@@ -116,6 +120,11 @@ class FolderStorage:
     def sizes(self, prefix: str) -> dict[str, int]:
         return {name: file.stat().st_size for file, name in _files_below(self._path(prefix))}
 
+    def some(self, prefix: str, *, limit: int) -> list[str]:
+        folder = self._path(prefix)
+        found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names if name[0] != ".")
+        return [path.relative_to(folder).as_posix() for path in islice(found, limit)]
+
     def open(self, key: str, *, start: int = 0) -> BinaryIO:
         try:
             file = self._path(key).open("rb")
@@ -177,6 +186,11 @@ class S3Storage:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=base)
         items = [item for page in pages for item in page.get("Contents", [])]
         return {str(item["Key"]).removeprefix(base): int(item["Size"]) for item in items}
+
+    def some(self, prefix: str, *, limit: int) -> list[str]:
+        base = f"{checked_key(prefix)}/"
+        page = self._client.list_objects_v2(Bucket=self.bucket, Prefix=base, MaxKeys=limit)
+        return [str(item["Key"]).removeprefix(base) for item in page.get("Contents", [])]
 
     def open(self, key: str, *, start: int = 0) -> BinaryIO:
         try:

@@ -34,6 +34,14 @@ class File(ProjectObject):
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField(null=True, blank=True)
     deleted_at = models.DateTimeField(null=True, blank=True)  # the row stays: batches refer to it
+    made_from = models.CharField(
+        max_length=40,
+        blank=True,
+        db_default="",
+        default="",
+        help_text="The id of the file or dataset of which it is a part, of the deployment whose captured requests it "
+        "has, or of the speculator that was exported. Empty: it was uploaded, or a batch made it.",
+    )
 
     class Meta:
         indexes = [
@@ -43,6 +51,7 @@ class File(ProjectObject):
                 name="file_expiry",
                 condition=models.Q(deleted_at=None, expires_at__isnull=False),
             ),
+            models.Index(fields=["made_from"], name="file_made_from", condition=~models.Q(made_from="")),
         ]
 
     def __str__(self) -> str:

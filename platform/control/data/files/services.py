@@ -67,15 +67,19 @@ def file_store(
     staged: StagedFile,
     expires_after: dt.timedelta | None = None,
     replacing_bytes: int = 0,
+    made_from: str = "",
 ) -> File:
     """Stores the bytes and returns the row unsaved, for `file_add`. Call this before the transaction begins.
 
-    Args: replacing_bytes: the size of upload parts that are deleted when the file is added; the quota ignores them.
+    Args:
+        replacing_bytes: the size of upload parts that are deleted when the file is added; the quota ignores them.
+        made_from: see `File.made_from`.
     Raises: ApiError: 403, as `file_create`.
     Effects: if an exception leaves the surrounding `delete_stored_on_error` block, the bytes are deleted.
     """
     identity = file_id()
     file = _row(organization, filename, purpose, staged, f"{organization.pk}/files/{identity}", expires_after, identity)
+    file.made_from = made_from
     storage_reserve(
         organization.pk,
         StoredPart.FILES,

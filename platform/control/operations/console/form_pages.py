@@ -58,7 +58,8 @@ def form_action(
 
     def run(admin: RowsAdmin, request: HttpRequest, object_id: str) -> HttpResponse:
         row = admin.row_to_change(request, object_id)
-        return _form_page(admin, request, console_form, row, row.organization)
+        organization = row if isinstance(row, Organization) else row.organization
+        return _form_page(admin, request, console_form, row, organization)
 
     run.__name__ = name
     run.is_applicable = when  # type: ignore[attr-defined]  # `action` copies it to the button's method

@@ -7,7 +7,7 @@ from control.operations.console.compare import speculators_compare
 from control.operations.console.pool import pool
 from control.operations.console.queue import queue
 from control.operations.console.site import redirect_to_row
-from control.operations.console.views import organization_invoice, speculator_plot
+from control.operations.console.views import organization_export, organization_invoice, speculator_plot
 
 urlpatterns = [
     path("r/<path:content_type_id>/<path:object_id>/", admin.site.admin_view(redirect_to_row)),
@@ -15,6 +15,11 @@ urlpatterns = [
         "organizations/<str:organization_id>/invoices/<str:month>.csv",
         admin.site.admin_view(organization_invoice),
         name="organization-invoice",
+    ),
+    path(
+        "organization-exports/<str:export_id>.tar",
+        admin.site.admin_view(organization_export),
+        name="organization-export",
     ),
     path("pool", admin.site.admin_view(pool), name="pool"),
     path("queue", admin.site.admin_view(queue), name="queue"),

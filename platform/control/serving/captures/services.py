@@ -151,6 +151,7 @@ def capture_file_store(*, capture: Capture, max_rows: int = MAX_REQUESTS) -> Fil
             filename=f"{deployment.name}.captured.jsonl",
             purpose=File.Purpose.BATCH,
             staged=writer.finish(),
+            made_from=deployment.pk,
         )
 
 

@@ -15,6 +15,15 @@ class Organization(models.Model):
     requires_two_factor = models.BooleanField(
         default=False, db_default=False, help_text="Whether members see nothing before they have a second factor."
     )
+    deletion_requested_at = models.DateTimeField(
+        null=True, blank=True, editable=False, help_text="From then on, its API keys are refused."
+    )
+    deletion_requested_by = models.CharField(
+        max_length=48, blank=True, db_default="", editable=False, help_text="The id of an API key, member or operator."
+    )
+    erase_after = models.DateTimeField(
+        null=True, blank=True, editable=False, help_text="Until then, its owners can cancel the deletion."
+    )
 
     def __str__(self) -> str:
         return self.name

@@ -37,10 +37,12 @@ def api_key_authenticate(token: str) -> ApiKey:
 
 
 def is_valid(key: ApiKey) -> bool:
-    """Returns whether the key is not revoked, not expired, and not of an archived project."""
+    """Returns whether the key is not revoked, not expired, and not of an archived project or an organization whose
+    deletion was requested."""
     is_expired = key.expires_at is not None and key.expires_at <= timezone.now()
     is_archived = key.project is not None and key.project.archived_at is not None
-    return key.revoked_at is None and not is_expired and not is_archived
+    is_leaving = key.organization.deletion_requested_at is not None
+    return key.revoked_at is None and not is_expired and not is_archived and not is_leaving
 
 
 def api_keys_list(organization: Organization) -> QuerySet[ApiKey]:

@@ -1,10 +1,14 @@
-"""Audit events are append-only: database triggers refuse to change or delete them.
+"""Audit events are append-only: database triggers refuse to change or delete them, with two exceptions.
 
-The only exception is a whole month that has ended and was exported: the update that sets `AuditExport.dropped_at` makes
-a trigger delete exactly the exported events (`migrations.0005_drop_exported_months`).
+A whole month that has ended and was exported: the update that sets `AuditExport.dropped_at` makes a trigger delete
+exactly the exported events (`migrations.0005_drop_exported_months`).
+
+The events of an organization that is deleted: each increment of `AuditErasure.rounds` makes a trigger delete some of
+them (`migrations.0006_erase_organizations`). The row of `AuditErasure` itself is kept forever.
 """
 
 from django.db import models
+from django.db.models.functions import Now
 
 from control.core.ids import new_id
 from control.tenants.accounts.models import Organization
@@ -62,3 +66,23 @@ class AuditExport(models.Model):
 
     def __str__(self) -> str:
         return f"{self.month:%Y-%m}: {self.num_events} events"
+
+
+class AuditErasure(models.Model):
+    """The record that an organization was deleted, by whom and when. It contains no personal data.
+
+    The database refuses a row before the organization's `erase_after`, and refuses to change or delete the row, except
+    to increment `rounds`, and to set `finished_at` once nothing of the organization's audit log is left.
+    """
+
+    # Not a foreign key: the row belongs to the installation, and the organization ceases to exist.
+    organization_id = models.CharField(primary_key=True, max_length=40)
+    requested_by = models.CharField(max_length=48, help_text="The id of an API key, member or operator.")
+    requested_at = models.DateTimeField()
+    started_at = models.DateTimeField(db_default=Now())
+    num_events = models.PositiveBigIntegerField(help_text="How many audit events the organization had at the start.")
+    rounds = models.PositiveIntegerField(default=0)
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return self.organization_id

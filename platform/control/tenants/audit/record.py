@@ -22,7 +22,7 @@ from django.http import HttpRequest
 
 from control.core.transactions import change
 from control.tenants.accounts.keys import KEY_META
-from control.tenants.accounts.models import ApiKey, Organization, User
+from control.tenants.accounts.models import ApiKey, Member, Organization, User
 from control.tenants.audit.models import AuditEvent
 from control.tenants.row_security.scope import ALL_TENANTS, current_tenant
 
@@ -101,6 +101,20 @@ class _Subject:
         if current_tenant() not in ("", ALL_TENANTS):
             organization_id = current_tenant()
         return cls(str(row._meta.model_name), str(getattr(row, "public_id", row.pk)), organization_id)
+
+
+def current_actor(organization: Organization) -> str:
+    """Returns an id of the current request's sender that contains no personal data: that of a member of the
+    organization, of an API key, or of an operator (`user_1`). Empty: the code runs outside of a request."""
+    request = _request.get()
+    if request is None:
+        return ""
+    key, user = request.META.get(KEY_META), getattr(request, "user", None)
+    if isinstance(key, ApiKey):
+        return key.pk if key.member is None else key.member.public_id
+    assert isinstance(user, User), "a request comes from an API key or an operator"
+    member = Member.objects.filter(organization=organization, user=user).first()
+    return f"user_{user.pk}" if member is None else member.public_id
 
 
 def _first_row(values: Iterable[object]) -> models.Model | None:

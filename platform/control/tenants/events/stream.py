@@ -98,7 +98,7 @@ async def stream(
 def _new_events(subscription: Subscription, seq: int) -> list[Event] | None:
     """Returns at most `MAX_EVENTS_PER_QUERY` events after `seq`, or None if the key is no longer valid."""
     with as_tenant(subscription.organization.pk, subscription.key.project_id):
-        key = ApiKey.objects.select_related("project").filter(pk=subscription.key.pk).first()
+        key = ApiKey.objects.select_related("organization", "project").filter(pk=subscription.key.pk).first()
         if key is None or not is_valid(key):
             return None
         events_number(subscription.organization)

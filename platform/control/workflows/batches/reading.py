@@ -68,7 +68,7 @@ class ResultsResponse(StreamingHttpResponse):
         tries again and gets 401.
         """
         with as_tenant(self._key.organization_id, self._key.project_id):
-            key = ApiKey.objects.select_related("project").filter(pk=self._key.pk).first()
+            key = ApiKey.objects.select_related("organization", "project").filter(pk=self._key.pk).first()
         if key is None or not is_valid(key):
             raise ConnectionAbortedError("the key of a followed batch is not valid any more")
 

@@ -172,6 +172,7 @@ def prompts_file_store(*, file: File, param: str) -> File:
             filename=f"{Path(file.filename).stem}.prompts.jsonl",
             purpose=File.Purpose.BATCH,
             staged=measure(path),
+            made_from=file.pk,
         )
 
 

@@ -73,6 +73,7 @@ def _split_files(dataset: Dataset, request: SplitInput) -> dict[str, File]:
                 filename=f"{stem}.{name}.jsonl",
                 purpose=dataset.file.purpose,
                 staged=measure(path),
+                made_from=dataset.pk,
             )
             for name, path in sorted(paths.items())
         }

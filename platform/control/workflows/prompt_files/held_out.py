@@ -86,6 +86,7 @@ def _stored(original: File, part: str, path: Path) -> File:
         filename=f"{Path(original.filename).stem}.{part}.jsonl",
         purpose=File.Purpose.BATCH,
         staged=measure(path),
+        made_from=original.pk,
     )
 
 

@@ -75,6 +75,7 @@ def speculator_export(*, speculator: Speculator, form: str) -> File:
                 filename=f"{speculator.name}-v{speculator.version}-{form}.zip",
                 purpose=File.Purpose.FINE_TUNE_RESULTS,
                 staged=measure(archive),
+                made_from=speculator.pk,
             )
             with change():
                 file_add(file=file)

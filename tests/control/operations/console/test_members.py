@@ -38,6 +38,7 @@ WORK = {
 }
 MONEY = {"accounts_organization", "spending_spendcap"}
 OWNERS = {"accounts_member", "accounts_project", "accounts_apikey", "audit_auditevent"}
+OWNERS |= {"offboarding_organizationexport"}
 OPENS = {"owner": WORK | MONEY | OWNERS, "member": WORK | MONEY, "read_only": WORK | MONEY, "billing": MONEY}
 CHANGES = {
     "owner": OPENS["owner"],

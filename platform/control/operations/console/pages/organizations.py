@@ -19,6 +19,7 @@ from control.billing.thresholds.models import Threshold
 from control.billing.usage.schemas import Amount
 from control.billing.usage.selectors import WIDTHS, Sums, Window, usage_buckets, usage_total
 from control.operations.console.base import CreatableAdmin, read_once, service_action
+from control.operations.console.form_pages import form_action
 from control.operations.console.rendering import link, number, page_url, table, usd
 from control.operations.console.sidebar import SidebarEntry
 from control.operations.console.visitors import member_may, member_of
@@ -33,6 +34,8 @@ from control.tenants.quotas.models import Limits
 from control.tenants.quotas.quota import quota_of
 from control.tenants.quotas.storage import stored_bytes
 from control.tenants.webhooks.selectors import endpoints_list
+from control.workflows.offboarding.requests import DELETE_ORGANIZATION
+from control.workflows.offboarding.services import organization_deletion_cancel, organization_export_create
 
 USAGE_DAYS = 14
 INVOICE_MONTHS = 12
@@ -47,12 +50,15 @@ class OrganizationAdmin(CreatableAdmin):
     list_display = ["name", "id", "created_at"]
     search_fields = ["name", "id"]
     fields = ["name"]
-    actions_detail = ["require_two_factor", "allow_password_only"]
+    actions_detail = ["require_two_factor", "allow_password_only", "export", "delete", "cancel_deletion"]
+    delete = form_action("delete", DELETE_ORGANIZATION, icon="delete_forever", when=lambda row: not _is_leaving(row))
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> list[str]:
         if obj is None:
             return ["name"]
-        member, shown = member_of(request), ["name", "id", "created_at", "two_factor", "usage", "invoices", "quota"]
+        member = member_of(request)
+        shown = ["name", "id", "created_at", "two_factor", "deletion"]
+        shown += ["usage", "invoices", "quota"]
         if member is None:
             return [*shown, "change_limits", *ADMIN_SECTIONS]
         return [*shown, *ADMIN_SECTIONS] if member_may(member, ADMIN, "GET") else shown
@@ -153,6 +159,26 @@ class OrganizationAdmin(CreatableAdmin):
         organization_two_factor_set(organization=row, required=False)
         return "The second factor is optional now."
 
+    @admin.display(description="deletion")
+    def deletion(self, row: Organization) -> str:
+        if row.erase_after is None:
+            return "not requested"
+        return f"requested; it can be cancelled until {row.erase_after:%Y-%m-%d %H:%M} UTC"
+
+    @service_action("Export everything", "Makes an archive of all objects and files.", icon="archive")
+    def export(self, row: Organization) -> str:
+        return f"{organization_export_create(organization=row)} is being made; see the page of exports."
+
+    @service_action(
+        "Cancel the deletion",
+        "API keys work again. Jobs and deployments that were stopped stay stopped.",
+        icon="undo",
+        when=lambda row: _is_leaving(row),
+    )
+    def cancel_deletion(self, row: Organization) -> str:
+        organization_deletion_cancel(organization=row)
+        return "The deletion is cancelled."
+
     @admin.display(description="API keys")
     def keys(self, row: Organization) -> SafeString:
         keys = ApiKey.objects.filter(organization=row).order_by("-created_at")[:LATEST]
@@ -182,6 +208,10 @@ class OrganizationAdmin(CreatableAdmin):
         keys = ApiKey.objects.in_bulk({event.actor_id for event in events})
         lines = [(event.created_at, event.action, event.object_id, _actor(event.actor_id, keys)) for event in events]
         return table(row, "audit", ["at", "action", "object", "by"], lines)
+
+
+def _is_leaving(row: Organization) -> bool:
+    return row.deletion_requested_at is not None
 
 
 def _actor(identity: str, keys: Mapping[str, ApiKey]) -> SafeString | str:

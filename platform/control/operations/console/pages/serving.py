@@ -18,6 +18,7 @@ from control.models.catalog.requests import REGISTER_MODEL
 from control.operations.console.base import read_once, service_action
 from control.operations.console.compare import MAX_SPECULATORS
 from control.operations.console.form_pages import FormAdmin, form_action
+from control.operations.console.lineage import lineage_drawing
 from control.operations.console.logs import log_tail
 from control.operations.console.openings.deployments import REFRESHED_STATES, deployment_opening
 from control.operations.console.openings.speculators import speculator_opening
@@ -101,7 +102,7 @@ class SpeculatorAdmin(FormAdmin):
     fields = [
         "id", "name", "version", "organization", "base_model", "kind", "state", "summary", "by_concurrency",
         "by_phase", "by_context", "plot",
-        "evaluations", "training_result", "training_plots", "target_revision", "created_at",
+        "evaluations", "training_result", "training_plots", "lineage", "target_revision", "created_at",
     ]  # fmt: skip
 
     def opening(self, request: HttpRequest, row: Speculator) -> SafeString:
@@ -109,6 +110,11 @@ class SpeculatorAdmin(FormAdmin):
 
     def has_deploy_permission(self, request: HttpRequest, object_id: str | None = None) -> bool:
         return bool(admin.site._registry[Deployment].has_add_permission(request))
+
+    @admin.display
+    @read_once
+    def lineage(self, row: Speculator) -> SafeString:
+        return lineage_drawing(row.organization, row.pk)
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Speculator) -> SafeString:
@@ -230,11 +236,16 @@ class DeploymentAdmin(FormAdmin):
     fields = [
         "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure",
         "num_replicas", "scaling", "processes", "health", "device_time", "generation", "observed_generation",
-        "healthy_at", "created_at", "deleted_at", "log",
+        "healthy_at", "created_at", "deleted_at", "lineage", "log",
     ]  # fmt: skip
 
     def opening(self, request: HttpRequest, row: Deployment) -> SafeString:
         return deployment_opening(request, row)
+
+    @admin.display
+    @read_once
+    def lineage(self, row: Deployment) -> SafeString:
+        return lineage_drawing(row.organization, row.canary_of_id or row.pk)
 
     @admin.display(description="state", ordering="state")
     def condition(self, row: Deployment) -> SafeString:

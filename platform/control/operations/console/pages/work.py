@@ -10,6 +10,7 @@ from control.data.files.requests import UPLOAD_FILE
 from control.data.files.services import file_delete
 from control.operations.console.base import read_once, service_action
 from control.operations.console.form_pages import FormAdmin, form_action
+from control.operations.console.lineage import lineage_drawing
 from control.operations.console.openings.batches import batch_opening
 from control.operations.console.openings.pipelines import pipeline_opening
 from control.operations.console.rendering import badge, error_text, link, pairs, position, progress_bar, table, usd
@@ -64,8 +65,13 @@ class FileAdmin(FormAdmin):
     actions_detail = ["delete"]
     fields = [
         "id", "filename", "organization", "purpose", "size", "sha256", "status", "created_at", "expires_at",
-        "deleted_at",
+        "deleted_at", "lineage",
     ]  # fmt: skip
+
+    @admin.display
+    @read_once
+    def lineage(self, row: File) -> SafeString:
+        return lineage_drawing(row.organization, row.pk)
 
     @admin.display(ordering="size_bytes")
     def size(self, row: File) -> str:

@@ -1,0 +1,1 @@
+"""Lineage: from which objects an object was made, and which were made from it."""

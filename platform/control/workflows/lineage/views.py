@@ -1,0 +1,21 @@
+"""/v1/lineage: the ancestors and descendants of an object."""
+
+from rest_framework.request import Request
+
+from control.core.api.operation import operation
+from control.tenants.authentication.views import OrganizationView
+from control.workflows.lineage.graph import lineage_of
+from control.workflows.lineage.schemas import LineageObject
+
+
+class LineageView(OrganizationView):
+    scope = "pipelines"
+
+    @operation("lineage.retrieve", summary="Retrieve the lineage of an object", response=LineageObject)
+    def get(self, request: Request, object_id: str) -> LineageObject:
+        """From which objects this object was made, and which were made from it, as one graph.
+
+        The object is a file, dataset, batch, distillation, pipeline, job, fine-tuning job, evaluation, speculator,
+        deployment or rollout. Deleted objects are marked, as far as their ids are known.
+        """
+        return LineageObject.of(object_id, lineage_of(self.organization, object_id))

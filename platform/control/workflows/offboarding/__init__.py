@@ -1,0 +1,1 @@
+"""Exports of everything that an organization has, and deletion of organizations."""

@@ -82,7 +82,7 @@ class Datasets(Resource[D]):
         return tuple(record(Dataset, values) for values in made["data"])
 
     @procedure
-    def filter(self, dataset_id: str, *, name: str | None = None, **conditions: Any) -> Steps[Dataset]:
+    def filter(self, /, dataset_id: str, *, name: str | None = None, **conditions: Any) -> Steps[Dataset]:
         """Copy the rows that pass all conditions to a new dataset; its `origin` has the conditions.
 
         Args:

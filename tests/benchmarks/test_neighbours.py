@@ -16,6 +16,7 @@ from benchmarks.gateway.server import helper
 from benchmarks.neighbours import __main__ as neighbours
 from benchmarks.neighbours.callers import PAUSE_SECONDS, call_all
 from control.serving.deployments import health
+from control.serving.deployments.engine_tls import EngineAddress
 
 SECONDS = 60.0  # limit of each wait
 QUIET = Address(port=1, token="quiet")
@@ -191,7 +192,7 @@ def test_a_window_whose_cycle_never_ends_is_reported(monkeypatch: pytest.MonkeyP
 async def _health_of_the_engine() -> bool:
     async with helper("engine") as port:
         with health.engine_client() as client:
-            check = await asyncio.to_thread(health.probe, client, "127.0.0.1", int(port), "token")
+            check = await asyncio.to_thread(health.probe, client, EngineAddress("127.0.0.1", int(port)), "token")
     return check.is_healthy
 
 

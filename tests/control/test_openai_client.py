@@ -13,7 +13,7 @@ from control.tenants.accounts.models import Organization
 from control.workflows.batches.assemble import batch_assemble
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_validate
-from control.workflows.fine_tuning.models import FineTuningJob
+from control.workflows.pipelines.models import Pipeline
 from tests.control.factories import chat_row, make_base_model, make_key
 from tests.control.workflows.pipelines.helpers import advance_to_stage, end_evaluation
 
@@ -121,7 +121,7 @@ def test_fine_tuning_jobs_are_created_completed_listed_and_cancelled(openai_clie
         extra_body={"turbo": {"kind": "medusa"}},
     )
     assert (created.status, created.training_file, created.metadata) == ("queued", file.id, {"project": "one"})
-    pipeline = end_evaluation(advance_to_stage("evaluate", FineTuningJob.objects.get(pk=created.id).pipeline))
+    pipeline = end_evaluation(advance_to_stage("evaluate", Pipeline.objects.get()))
     ended = openai_client.fine_tuning.jobs.retrieve(created.id)
     assert (ended.status, ended.fine_tuned_model, ended.error) == ("succeeded", pipeline.name, None)
     events = list(openai_client.fine_tuning.jobs.list_events(created.id, limit=2))

@@ -23,8 +23,9 @@ from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change
 from control.data.files.models import File
 from control.data.files.services import file_add, file_store
+from control.data.recognisers.recogniser import InvalidPattern
 from control.serving.captures.models import Capture, CapturedRequest
-from control.serving.captures.redaction import InvalidPattern, has_token_ids, redaction_of
+from control.serving.captures.redaction import has_token_ids, redaction_of
 from control.serving.captures.sealing import Sealer
 from control.serving.captures.selectors import oldest_kept, requests_kept
 from control.serving.deployments.models import Deployment

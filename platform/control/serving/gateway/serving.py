@@ -57,7 +57,10 @@ class Backend(Protocol):
 
     routes: Routes
     open_requests: OpenRequests
-    shadows: Shadows | None  # None: no copies of requests are sent
+
+    @property
+    def shadows(self) -> Shadows | None:
+        """Returns what sends copies of requests; None: none are sent."""
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the function in a thread that may use the database."""

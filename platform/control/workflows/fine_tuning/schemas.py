@@ -200,6 +200,7 @@ class Turbo(ResponseModel):
             adapter_id=job.adapter_id,
             kind=LORA,
             hyperparameters=running.params.get("hyperparameters", {}),
+            hardware=running.hardware or None,
             progress=None if progress is None else progress.as_json(),
             waiting_for=_waiting_for(running, has_worker=job.has_worker),
             paused=running.paused,

@@ -95,14 +95,14 @@ def _rows_of(organization: Organization, kind: str) -> QuerySet[Any]:
     return rows if project is None else rows.filter(**{KINDS[kind].project: project})
 
 
-def _visible(organization: Organization, kind: str, ids: Iterable[str]) -> dict[str, _Row]:
+def _visible(organization: Organization, kind: str, ids: Iterable[str]) -> Mapping[str, _Row]:
     """Returns the rows by id, with name, time of creation and the columns that name other objects."""
     if not ids:
         return {}
     declared = KINDS[kind]
     rows = _rows_of(organization, kind).filter(pk__in=ids)
     names = {"pk", "created_at", *columns_of(kind), *([declared.name] if declared.name else [])}
-    found = {row["pk"]: dict(row) for row in rows.values(*names)}
+    found: dict[str, dict[str, Any]] = {row["pk"]: dict(row) for row in rows.values(*names)}
     if declared.gone is not None:
         for pk in rows.filter(declared.gone).values_list("pk", flat=True):
             found[pk]["is_gone"] = True

@@ -65,7 +65,9 @@ def month_spend(deployment: Deployment, moment: dt.datetime | None = None) -> in
 def with_cost(rounds: QuerySet[LoopRound]) -> QuerySet[LoopRound]:
     """Adds `cost_nanousd`: the tokens and device time of the pipeline, and the device time of the canary."""
     return rounds.annotate(
-        cost_nanousd=Coalesce(F("pipeline__batch__cost_nanousd"), Value(0), output_field=BigIntegerField())
+        cost_nanousd=Coalesce(  # type: ignore[no-redef]  # the model declares its type
+            F("pipeline__batch__cost_nanousd"), Value(0), output_field=BigIntegerField()
+        )
         + device_time_column("pipeline__")
         + _canary_time()
     )

@@ -29,13 +29,14 @@ def exports_continue() -> None:
     """Adds parts to unfinished archives. Several processes may do so at once: of two equal parts, one is kept."""
     deadline = time.monotonic() + SECONDS_A_ROUND
     unfinished = OrganizationExport.objects.filter(status=_Status.RUNNING, expires_at__gt=Now()).order_by("pk")
-    for export in unfinished[:EXPORTS_A_ROUND]:
+    for found in unfinished[:EXPORTS_A_ROUND]:
+        export: OrganizationExport | None = found
         try:
             while export is not None and export.status == _Status.RUNNING and time.monotonic() < deadline:
                 export_add_part(export)
                 export = OrganizationExport.objects.filter(pk=export.pk).first()
         except Exception:  # an error in one export must not stop the others; the next round tries again
-            log.exception("could not continue an export", export_id=export.pk if export else "")
+            log.exception("could not continue an export", export_id=found.pk)
 
 
 def export_add_part(export: OrganizationExport) -> None:

@@ -33,7 +33,8 @@ def rows_after(table: OwnedTable, organization_id: str, pk: Any) -> list[Any]:
         rows = rows.select_related("user")
     if table.model is not CapturedRequest:
         return list(rows[:ROWS_A_READ])
-    fitting, num_bytes = [], 0
+    fitting: list[Any] = []
+    num_bytes = 0
     for identity, size_bytes in rows.values_list("pk", "size_bytes")[:ROWS_A_READ]:
         num_bytes += size_bytes
         if fitting and num_bytes > CAPTURED_BYTES_A_READ:

@@ -9,7 +9,8 @@ from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control.serving.captures.redaction import REPLACEMENT, InvalidPattern, Redaction
+from control.data.recognisers.recogniser import InvalidPattern
+from control.serving.captures.redaction import REPLACEMENT, Redaction
 from control.serving.captures.services import MAX_BODY_BYTES, capture_set, request_capture
 from control.serving.deployments.models import Deployment
 from tests.control.serving.captures.test_captures import capture_request, rows_of

@@ -117,7 +117,7 @@ def test_a_candidate_with_another_answer_is_rolled_back_and_the_caller_gets_the_
     assert found.different_request == response.headers["x-request-id"]
     rollouts_reconcile()
     rollout.refresh_from_db()
-    assert (rollout.status, rollout.reason["code"]) == ("rolled_back", "answers_differ")
+    assert (rollout.status, (rollout.reason or {})["code"]) == ("rolled_back", "answers_differ")
 
 
 def test_equal_answers_promote_the_candidate(client: httpx2.Client, deployment: Deployment, rollout: Rollout) -> None:
@@ -130,6 +130,7 @@ def test_equal_answers_promote_the_candidate(client: httpx2.Client, deployment: 
 
     rollout.refresh_from_db()
     assert rollout.status == "promoting"
+    assert rollout.trial is not None
     assert rollout.trial["evidence"]["candidate"]["num_equal"] == 3
 
 

@@ -50,7 +50,7 @@ def test_a_mix_has_its_proportion_in_every_stretch_and_its_recipe_makes_the_same
     client: Client, chats: Any, code: Any
 ) -> None:
     assert Dataset.objects.get(pk=chats["id"]).file.size_bytes > SMALL_BYTES  # so a child process reads it
-    body = {"sources": [source_of("chats@latest", 3), source_of(code)], "rows": 80, "seed": 7}
+    body: dict[str, Any] = {"sources": [source_of("chats@latest", 3), source_of(code)], "rows": 80, "seed": 7}
 
     made = mixed(client, **body, name="mix")
     again = mixed(client, **made["origin"]["mix"])

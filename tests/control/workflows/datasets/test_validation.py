@@ -20,7 +20,7 @@ from control.workflows.prompt_files.validation import MAX_ERRORS, MAX_ROWS
 from tests.control.workflows.datasets.hostile import GOOD, ROWS, chat
 
 
-def check(content: bytes, **limits: int) -> tuple[Findings, list[Example]]:
+def check(content: bytes, **limits: Any) -> tuple[Findings, list[Example]]:
     examples: list[Example] = []
     findings = examine(BytesIO(content), on_example=lambda example, line: examples.append(example), **limits)
     return findings, examples

@@ -49,7 +49,9 @@ def create(client: Client, file: File, **values: Any) -> Any:
 
 
 def pipeline_of(body: dict[str, Any]) -> Pipeline:
-    return FineTuningJob.objects.get(pk=body["id"]).pipeline
+    pipeline = FineTuningJob.objects.get(pk=body["id"]).pipeline
+    assert pipeline is not None
+    return pipeline
 
 
 def test_a_job_creates_a_pipeline_with_the_prompts_of_the_file(client: Client, training_file: File) -> None:

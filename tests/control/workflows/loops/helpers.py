@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+from collections.abc import Callable
 from typing import Any
 
 from django.utils import timezone
@@ -119,7 +120,7 @@ def advance(of: LoopRound) -> LoopRound:
 def advance_to(status: str, of: LoopRound, *, new: float = 2.4, old: float = 1.8) -> LoopRound:
     """Ends the steps of the round that come before `status`, as workers do."""
     of = advance(of)
-    steps = {
+    steps: dict[str, Callable[[], object]] = {
         "training": lambda: end_batch(pipeline_of(of)),
         "evaluating": lambda: end_training(pipeline_of(of)),
         "rolling_out": lambda: end_evaluation(pipeline_of(of), **report(new, old, of)),

@@ -116,7 +116,7 @@ def test_a_kill_while_the_switch_stops_a_round_leaves_it_running_or_stops_it_com
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = advance_to("training", begin(deployment))
-    loop = deployment.loop  # type: ignore[attr-defined]  # the reverse of a one-to-one field
+    loop = deployment.loop
     killed_after(services, "transition", monkeypatch, lambda: loop_update(loop=loop, enabled=False))
     loop.refresh_from_db()
     assert (loop.enabled, round_fresh(made).status, pipeline_of(made).status) == (True, "training", "training")

@@ -100,6 +100,7 @@ def test_a_speculator_that_gains_too_little_is_not_rolled_out(deployment: Deploy
     assert made.reason is not None
     assert made.reason["code"] == "gain_too_small"
     assert "At least 1.980 is required" in made.reason["message"]
+    assert made.figures is not None
     assert made.figures["old"]["acceptance_length"] == 1.8
     assert not Rollout.objects.exists()
 

@@ -1,6 +1,7 @@
 """Promise S51 on PostgreSQL, which checks foreign keys, and whose application role may not delete audit events."""
 
 import datetime as dt
+from collections.abc import Callable
 
 import pytest
 from django.db import DatabaseError, connection, transaction
@@ -47,7 +48,7 @@ def check_protection() -> None:
     record = AuditErasure.objects.filter(pk=erased.pk)
     assert record.get().finished_at is not None
 
-    forbidden = [
+    forbidden: list[Callable[[], object]] = [
         lambda: AuditErasure.objects.create(organization_id=organization.pk, **values),
         lambda: AuditErasure.objects.create(organization_id="org_unknown", **values),
         lambda: AuditEvent.objects.filter(organization=organization)._raw_delete(connection.alias),

@@ -54,6 +54,12 @@ ONLY_FOR_ORGANIZATION_KEYS = {
     "POST /v1/projects",
     "PATCH /v1/projects/{project_id}",
     "POST /v1/projects/{project_id}/archive",
+    "GET /v1/organization/exports",
+    "POST /v1/organization/exports",
+    "GET /v1/organization/exports/{export_id}",
+    "DELETE /v1/organization/exports/{export_id}",
+    "GET /v1/organization/exports/{export_id}/content",
+    "POST /v1/organization/deletion",
 }
 # The keys are tables and apps whose rows belong to an organization but have no column `project`. The values are the
 # reasons.

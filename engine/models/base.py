@@ -6,7 +6,7 @@ plain decoding and of drafts; they differ only in the keys that a row attends to
 A tap is an intermediate hidden state that a pass returns for drafters: the residual stream at the input of a layer,
 or, for the index `num_layers`, at the output of the last layer before the final norm.
 
-Shape letters: M rows, H the hidden size, V the vocabulary size. T is the number of taps, or of the tokens of a text.
+Shape letters: M rows, H the hidden size, V the vocabulary size. T is the number of taps.
 """
 
 from collections.abc import Sequence
@@ -87,4 +87,4 @@ class Model(Protocol):
         """Returns logits [M, V] float32. hidden: [M, H] after the final norm, in the model's dtype."""
 
     def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:
-        """Returns the T hidden states of a text, with the same bits as in serving. token_ids: [T] int64."""
+        """Returns the hidden states of the tokens of a text, with the same bits as in serving. token_ids: [M] int64."""

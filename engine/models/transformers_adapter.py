@@ -100,7 +100,10 @@ def _copy_out(model: PreTrainedModel) -> None:
 
 
 class _Unread:
-    """A tensor that is read only when transformers indexes it, like a slice of safetensors. Several threads do so."""
+    """A tensor whose numbers are read from the file when transformers indexes it, like a slice of safetensors.
+
+    Several threads index such tensors at once.
+    """
 
     def __init__(self, read: Callable[[str], Tensor], name: str, lock: threading.Lock) -> None:
         self._read, self._name, self._lock = read, name, lock
@@ -121,10 +124,10 @@ def _widened(source: WeightSource, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def _shows_all_windows(model: TransformersModel, config: PretrainedConfig) -> bool:
-    """Returns whether the wrapper saw the sliding window of every layer that has one.
+    """Returns whether `model` saw the sliding window of every layer that has one.
 
-    Some models apply their windows in a way that the wrapper does not see. If the configuration does not say how many
-    layers have a window, one seen window is enough.
+    Some architectures apply their windows in a way that `TransformersModel` does not see. If the configuration does not
+    say how many layers have a window, one seen window is enough.
     """
     expected = num_windowed_layers(config)
     return model.num_windowed_layers == expected if expected is not None else model.num_windowed_layers > 0
@@ -147,7 +150,7 @@ def _run_as_published(model: PreTrainedModel, token_ids: Tensor) -> tuple[Tensor
 
     Returns logits [T, V] float32, and (number of key heads, head dimension).
 
-    Raises: ModelNotLoadable: the keys of the layers differ in shape, or the model has none.
+    Raises: ModelNotLoadable: the layers' keys and values do not all have the same shape, or the model keeps none.
     """
     out = model(input_ids=token_ids.unsqueeze(0).to(model.device), use_cache=True)
     layers = getattr(out.past_key_values, "layers", ())

@@ -1,7 +1,7 @@
 """LoRA adapters in tensor parallelism: rank 0 sends each adapter once to the other ranks.
 
-The first product of an update (`LoraWeight.down`) is small, so every rank stores and computes all of it. Of the second
-product (`LoraWeight.up`), a rank keeps only the outputs that it computes.
+The first matrix of an update (`LoraWeight.down`) is small, so every rank stores and applies all of it. Of the second
+matrix (`LoraWeight.up`), a rank keeps only the outputs that it computes.
 
 Shape letters: R the rank of an update, K its inputs, N its outputs.
 """
@@ -108,7 +108,7 @@ def _encoded(number: int, layers: Sequence[LoraLayer]) -> Tensor:
 
 
 def _decoded(content: Tensor) -> tuple[int, list[dict[str, tuple[Tensor, Tensor]]]]:
-    """Returns the adapter's number and, for each layer, down [R, K] and up [N, R] of each product."""
+    """Returns the adapter's number and, for each layer and linear product, the matrices down [R, K] and up [N, R]."""
     length = int.from_bytes(bytes(content[:_ALIGNMENT].tolist()), "little")
     head = json.loads(bytes(content[_ALIGNMENT : _ALIGNMENT + length].tolist()))
     numbers = content[_ALIGNMENT + length :].view(getattr(torch, head["dtype"]))

@@ -38,7 +38,7 @@ def group_rank() -> int:
 def main(arguments: Sequence[str]) -> int:
     degree, command = int(arguments[0]), [sys.executable, "-m", *arguments[1:]]
     with tempfile.TemporaryDirectory(prefix="slipstream-ranks-") as folder:
-        # The kernel ends the ranks with the thread that starts them, which is this one.
+        # When this thread ends, the kernel kills the ranks that it has started.
         ranks = [_start(command, rank, folder, degree) for rank in range(degree)]
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: ranks[0].send_signal(received))
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         for process in ranks:
             process.wait()
     status = ranks[rank].returncode
-    if rank == 0 and status >= 0 and status != LOST_GROUP:  # rank 0 has reported a failure itself
+    if rank == 0 and status >= 0 and status != LOST_GROUP:  # a failure has been reported by rank 0 itself
         return status
     print(json.dumps({"event": "failed", "code": "rank_lost", "message": _reason(rank, degree, status)}), flush=True)
     return 1

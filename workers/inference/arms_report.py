@@ -1,4 +1,4 @@
-"""The part of a report that compares all arms of an evaluation with each other, if it has further arms."""
+"""The part of a report that compares all arms of an evaluation, if the request has further arms in `compare_with`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, combinations
@@ -17,12 +17,13 @@ _PERCENTILES = (50, 95, 99)
 
 ARM_DEFINITIONS = {
     "outputs_equal": "Prompts for which all runs of plain decoding, suffix decoding and the speculator gave the same "
-    "token ids; `arms` counts the equal answers of each arm.",
+    "token ids. `arms.outputs_equal` is such a number for each arm alone.",
     "arms": "All arms: plain decoding (none), suffix decoding, the speculator, and the arms of compare_with.",
     "arms.outputs_equal": "Prompts for which all runs of the arm gave the token ids of the first plain run.",
     "arms.request_latency_seconds": "From the request to the last token of the answer: percentiles over answers.",
     "arms.time_to_first_token_seconds": "From the request to the first token: percentiles over answers.",
-    "arms.inter_token_latency_seconds": "Between tokens; tokens of one step share its time: percentiles over tokens.",
+    "arms.inter_token_latency_seconds": "Time between tokens: percentiles over tokens. The time of a step is "
+    "divided equally among its tokens.",
     "pairs": "For each pair of arms and concurrency: tokens_per_second of `arm` / tokens_per_second of `baseline`.",
     "pairs.interval": "95 % interval of the ratio: bootstrap over prompts (1,000 resamples, percentiles), with the "
     "same resamples in both arms. The time of a step is divided equally among its answers. Null below 2 prompts.",
@@ -79,7 +80,7 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def _pairs(measurement: Measurement, names: Mapping[str, str]) -> Iterable[dict[str, Any]]:
-    """Yields each pair of arms once. The baseline is the arm that comes first in the report."""
+    """Yields each pair of arms once. The baseline is the arm of the pair that comes earlier in the report."""
     arms = measurement.all_arms
     speeds = {name: drawn_speeds(_runs(arm)) for name, arm in arms.items()}
     for baseline, arm in combinations(arms, 2):

@@ -245,7 +245,7 @@ def test_the_command_exports_imports_and_reports_refusals(
     assert main(["export", str(own), there, "--format", "specforge", "--model", str(model_dir)]) == 0
     assert main(["import", there, back, "--format", "specforge", "--model", str(model_dir)]) == 0
     assert "kind eagle3" in capsys.readouterr().out
-    # The first of these exports is refused because its folder exists, the second because of the speculator's kind.
+    # Of the next two exports, the first is refused because its folder exists, the second because of the kind.
     assert main(["export", str(own), there, "--format", "specforge", "--model", str(model_dir)]) == 2
     assert main(["export", str(own), f"{there}2", "--format", "lorax", "--model", str(model_dir)]) == 2
     assert "not as lorax" in capsys.readouterr().err

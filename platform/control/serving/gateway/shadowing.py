@@ -2,7 +2,8 @@
 
 A copy is sent after the caller has got the whole answer, so it can neither delay nor change the caller's request. It is
 not recorded as usage. Copies wait in a queue of their rollout, whose entries and bytes are limited; while it is full,
-further copies are dropped and counted. When the rollout's trial ends, its copies are discarded, also those that run.
+further copies are dropped and counted. When the rollout's trial ends, its copies are discarded, including those being
+sent.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ class _Lane:
     waiting: deque[Copy] = field(default_factory=deque)
     num_bytes: int = 0  # of the waiting copies
     tasks: set[asyncio.Task[None]] = field(default_factory=set)  # each sends one copy at a time
-    checked_at: float | None = None  # when it was read whether the trial goes on
+    checked_at: float | None = None  # time of the last check whether the trial goes on
     is_in_trial: bool = True
 
 
@@ -96,7 +97,7 @@ class Shadows:
         self._start_or_forget(copy.trial.rollout_id, lane)
 
     def note(self, observation: Observation) -> None:
-        """Counts something about a copy that is not sent. Never waits."""
+        """Counts an observation without sending a copy, for example that a copy was dropped. Never waits."""
         self._uncounted[observation] += 1
         if self._counting is None or self._counting.done():
             self._counting = asyncio.create_task(self._count_all())
@@ -141,7 +142,7 @@ class Shadows:
                 log.exception("copies not counted", num_copies=noted.total())
 
     async def _send_during_trial(self, lane: _Lane, copy: Copy) -> None:
-        """Discards the copy, or ends it, if its rollout's trial has ended."""
+        """Sends the copy and counts the comparison. Does not send it, or stops, once the rollout's trial has ended."""
         if not await self._is_in_trial(lane, copy):
             return
         sending, begun = asyncio.ensure_future(_answered(copy)), monotonic()
@@ -182,7 +183,7 @@ async def _answered(copy: Copy) -> Observation:
     )
     try:
         await _receive(copy, body, measured)
-    except NotAccepted:  # it has no place for the copy, or it is about to stop
+    except NotAccepted:  # the candidate has no place for the copy, or is about to stop
         return copy.observation("dropped")
     except ApiError:
         return replace(measured.failed(), compared="not_comparable")

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: spending."""
+"""Example objects and request bodies of spending, for the tests that cover all routes."""
 
 from control.billing.spending.models import SpendCap
 from control.billing.spending.services import spend_cap_create

@@ -1,4 +1,4 @@
-"""Example request bodies for the tests that cover all routes: thresholds of spending."""
+"""Example request bodies of thresholds of spending, for the tests that cover all routes."""
 
 from tests.control.world import Bodies, Body
 

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: files."""
+"""Example objects and request bodies of files, for the tests that cover all routes."""
 
 from control.data.files.models import File
 from tests.control.factories import chat_row, make_file

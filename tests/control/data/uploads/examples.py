@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: uploads."""
+"""Example objects and request bodies of uploads, for the tests that cover all routes."""
 
 from control.data.uploads.models import Upload
 from control.data.uploads.services import upload_create

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: adapters."""
+"""Example objects and request bodies of adapters, for the tests that cover all routes."""
 
 from control.data.files.models import File
 from control.models.adapters.models import Adapter

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: base models and speculators."""
+"""Example objects and request bodies of base models and speculators, for the tests that cover all routes."""
 
 from control.models.catalog.models import BaseModel, Speculator
 from control.models.catalog.services import speculator_create, speculator_ready

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: jobs."""
+"""Example objects and request bodies of jobs, for the tests that cover all routes."""
 
 from control.queue.jobs.models import Job
 from tests.control.factories import make_job

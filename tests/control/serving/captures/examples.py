@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: captures."""
+"""Example objects and request bodies of captures, for the tests that cover all routes."""
 
 from tests.control.world import NO_BODY, Bodies, Body
 

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: deployments."""
+"""Example objects and request bodies of deployments, for the tests that cover all routes."""
 
 from control.serving.captures.services import capture_set, request_capture
 from control.serving.deployments.models import Deployment

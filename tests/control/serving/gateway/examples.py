@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: gateway."""
+"""Example objects and request bodies of gateway, for the tests that cover all routes."""
 
 from tests.control.world import Bodies, Body, Ids
 

@@ -16,7 +16,7 @@ NUM_STREAMS = 100
 
 
 @pytest.mark.usefixtures("deployment")
-def test_a_hundred_streams_that_a_shutdown_cuts_off_end_with_an_error_event_and_are_counted(token: str) -> None:
+def test_a_shutdown_ends_a_hundred_streams_with_an_error_event_and_counts_them(token: str) -> None:
     headers, begun = {"Authorization": f"Bearer {token}"}, threading.Semaphore(0)
 
     def read_stream(url: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: rollouts."""
+"""Example objects and request bodies of rollouts, for the tests that cover all routes."""
 
 from control.serving.deployments.models import Deployment
 from control.serving.rollouts.decision import Terms

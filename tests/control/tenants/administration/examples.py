@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: administration."""
+"""Example objects and request bodies of administration, for the tests that cover all routes."""
 
 from control.tenants.accounts.models import Member, Project
 from control.tenants.administration.services import member_invite, project_create

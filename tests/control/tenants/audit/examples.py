@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: the audit log."""
+"""Example objects and request bodies of the audit log, for the tests that cover all routes."""
 
 import datetime as dt
 

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: events."""
+"""Example objects and request bodies of events, for the tests that cover all routes."""
 
 from django.db import transaction
 

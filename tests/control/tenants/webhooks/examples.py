@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: webhooks."""
+"""Example objects and request bodies of webhooks, for the tests that cover all routes."""
 
 from control.tenants.webhooks.models import WebhookDelivery, WebhookEndpoint
 from control.tenants.webhooks.services import endpoint_create, endpoint_test

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: batches."""
+"""Example objects and request bodies of batches, for the tests that cover all routes."""
 
 from control.workflows.batches.models import Batch
 from control.workflows.batches.services import batch_create

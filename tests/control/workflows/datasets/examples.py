@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: datasets."""
+"""Example objects and request bodies of datasets, for the tests that cover all routes."""
 
 from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.services import dataset_create

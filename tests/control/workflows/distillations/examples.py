@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: distillations."""
+"""Example objects and request bodies of distillations, for the tests that cover all routes."""
 
 from control.workflows.distillations.models import Distillation
 from control.workflows.distillations.services import distillation_create

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: evaluations."""
+"""Example objects and request bodies of evaluations, for the tests that cover all routes."""
 
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.services import evaluation_finish, evaluation_start

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: fine tuning."""
+"""Example objects and request bodies of fine tuning, for the tests that cover all routes."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Example ids for the tests that cover all routes: invoices."""
+"""Example ids of invoices, for the tests that cover all routes."""
 
 from tests.control.world import Ids
 

@@ -1,4 +1,4 @@
-"""Example ids for the tests that cover all routes: lineage."""
+"""Example ids of lineage, for the tests that cover all routes."""
 
 from tests.control.world import Ids
 

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: loops and their rounds."""
+"""Example objects and request bodies of loops and their rounds, for the tests that cover all routes."""
 
 from typing import Any
 

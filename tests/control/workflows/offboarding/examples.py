@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: exports and deletions of organizations."""
+"""Example objects and request bodies of exports and deletions of organizations, for the tests that cover all routes."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: pipelines."""
+"""Example objects and request bodies of pipelines, for the tests that cover all routes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: quotes."""
+"""Example objects and request bodies of quotes, for the tests that cover all routes."""
 
 from control.workflows.quotes.models import Quote
 from control.workflows.quotes.services import quote_create

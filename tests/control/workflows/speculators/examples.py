@@ -1,4 +1,4 @@
-"""Example objects and request bodies for the tests that cover all routes: speculators."""
+"""Example objects and request bodies of speculators, for the tests that cover all routes."""
 
 from tests.control.world import Bodies, Body
 

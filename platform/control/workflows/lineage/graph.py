@@ -52,7 +52,7 @@ def lineage_of(organization: Organization, object_id: str) -> Graph:
     return graph
 
 
-def _search(graph: Graph, organization: Organization, generation: dict[str, dict[str, _Row]], upwards: bool) -> None:
+def _search(graph: Graph, organization: Organization, generation: dict[str, Mapping[str, _Row]], upwards: bool) -> None:
     """Adds the ancestors (upwards) or descendants of the objects of `generation`, which has rows by kind and id."""
     for _ in range(MAX_GENERATIONS):
         found = defaultdict[str, set[str]](set)

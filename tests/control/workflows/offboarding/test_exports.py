@@ -47,7 +47,13 @@ def archive_of(client: Client, export: OrganizationExport) -> dict[str, bytes]:
     content = b"".join(response)
     assert len(content) == int(response.headers["Content-Length"]) == export.size_bytes
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        return {entry.name: archive.extractfile(entry).read() for entry in archive}
+        return {entry.name: _content_of(archive, entry) for entry in archive}
+
+
+def _content_of(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    content = archive.extractfile(entry)
+    assert content is not None, "every entry is a file"
+    return content.read()
 
 
 def rows_of(archive: dict[str, bytes], label: str) -> list[dict[str, Any]]:

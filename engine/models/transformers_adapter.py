@@ -100,7 +100,7 @@ def _copy_out(model: PreTrainedModel) -> None:
 
 
 class _Unread:
-    """A tensor whose numbers are read from the file when transformers indexes it, like a slice of safetensors.
+    """Stands in for a tensor, as a slice object of safetensors does: indexing it reads the numbers from the file.
 
     Several threads index such tensors at once.
     """

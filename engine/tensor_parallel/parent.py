@@ -38,7 +38,7 @@ def group_rank() -> int:
 def main(arguments: Sequence[str]) -> int:
     degree, command = int(arguments[0]), [sys.executable, "-m", *arguments[1:]]
     with tempfile.TemporaryDirectory(prefix="slipstream-ranks-") as folder:
-        # When this thread ends, the kernel kills the ranks that it has started.
+        # The kernel kills the ranks when this thread, which starts them, ends.
         ranks = [_start(command, rank, folder, degree) for rank in range(degree)]
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: ranks[0].send_signal(received))
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         for process in ranks:
             process.wait()
     status = ranks[rank].returncode
-    if rank == 0 and status >= 0 and status != LOST_GROUP:  # a failure has been reported by rank 0 itself
+    if rank == 0 and status >= 0 and status != LOST_GROUP:  # if this is a failure, rank 0 has reported it
         return status
     print(json.dumps({"event": "failed", "code": "rank_lost", "message": _reason(rank, degree, status)}), flush=True)
     return 1
@@ -80,7 +80,7 @@ def _watch(rank: int, process: "subprocess.Popen[bytes]", ended: "queue.SimpleQu
 def first_to_end(status_of: Callable[[int], int | None], ended: "queue.SimpleQueue[int]") -> int:
     """Waits until a rank ends, and returns the rank that caused the end of the group.
 
-    A rank with the status LOST_GROUP is not the cause, unless no other rank ends within `_CAUSE_SECONDS`.
+    Ranks with the status LOST_GROUP are skipped. If no other rank ends within `_CAUSE_SECONDS`, the first is the cause.
 
     status_of: returns the exit status of a rank that has ended.
     ended: receives the ranks in the order in which they end.

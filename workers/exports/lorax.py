@@ -46,7 +46,7 @@ def check(heads: Mapping[str, Any]) -> None:
 
     heads: the sizes of trained heads (num_heads, num_layers and so on), or the hyperparameters before training.
     """
-    medusa.check(heads, "LoRAX's Medusa format, version 2,")
+    medusa.check(heads, "version 2 of LoRAX's Medusa format")
     if heads["num_layers"] != 1:
         raise unsupported(
             "LoRAX's Medusa format, version 2, supports one layer per head; train with num_layers 1 to export it"

@@ -53,10 +53,10 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
 def check(heads: Mapping[str, Any], form: str = "vLLM's Medusa") -> None:
     """Raises: ExchangeError: the format `form` does not support the heads.
 
-    heads: the sizes of trained heads, or the hyperparameters before training.
+    heads: the configuration of trained heads, or the hyperparameters of heads that are still to be trained.
     """
     if heads.get("token_input"):
-        raise unsupported(f"{form} heads read the hidden state alone; train with token_input false to export them")
+        raise unsupported(f"heads in {form} read the hidden state alone; train with token_input false to export yours")
     if not heads.get("tied", True):
         raise unsupported(f"{form} shares one lm_head among the heads; train with tied true to export them")
 

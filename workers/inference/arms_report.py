@@ -16,10 +16,10 @@ NO_DRAFTER = "none"  # the name of plain decoding in the report
 _PERCENTILES = (50, 95, 99)
 
 ARM_DEFINITIONS = {
-    "outputs_equal": "Prompts for which all runs of plain decoding, suffix decoding and the speculator gave the same "
-    "token ids. `arms.outputs_equal` is such a number for each arm alone.",
+    "outputs_equal": "Number of prompts for which all runs of plain decoding, suffix decoding and the speculator gave "
+    "the same token ids.",
     "arms": "All arms: plain decoding (none), suffix decoding, the speculator, and the arms of compare_with.",
-    "arms.outputs_equal": "Prompts for which all runs of the arm gave the token ids of the first plain run.",
+    "arms.outputs_equal": "Number of prompts for which all runs of the arm gave the token ids of the first plain run.",
     "arms.request_latency_seconds": "From the request to the last token of the answer: percentiles over answers.",
     "arms.time_to_first_token_seconds": "From the request to the first token: percentiles over answers.",
     "arms.inter_token_latency_seconds": "Time between tokens: percentiles over tokens. The time of a step is "
@@ -95,7 +95,7 @@ def _pairs(measurement: Measurement, names: Mapping[str, str]) -> Iterable[dict[
 
 
 def _runs(arm: ArmTotals) -> list[Run]:
-    """Returns the arm's repeats. The answers to a row are in the order of the repeats."""
+    """Returns the arm's runs. The answers to each row must be in the order of the runs."""
     answers: dict[int, list[tuple[int, float]]] = {}
     for answer, timing in zip(arm.answers, arm.timings, strict=True):
         answers.setdefault(answer.request.row.number, []).append((answer.num_tokens, timing.share_seconds))

@@ -36,7 +36,7 @@ MAX_BODY_BYTES = 256 << 10  # of a request that is copied
 MAX_RUNNING = 4  # copies of one rollout
 CHECK_SECONDS = 1.0  # how often a rollout is read while its copies wait or run
 COPY_SECONDS = 600.0  # the longest time for one copy
-CLOSE_SECONDS = 5.0  # for the last counts
+CLOSE_SECONDS = 5.0  # the longest time that `close` waits until the last counts are written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Shadows:
         self._start_or_forget(copy.trial.rollout_id, lane)
 
     def note(self, observation: Observation) -> None:
-        """Counts an observation without sending a copy, for example that a copy was dropped. Never waits."""
+        """Counts an observation, for example that a copy was dropped. Sends no copy, and never waits."""
         self._uncounted[observation] += 1
         if self._counting is None or self._counting.done():
             self._counting = asyncio.create_task(self._count_all())

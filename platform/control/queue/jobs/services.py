@@ -4,6 +4,8 @@ Every write of an attempt checks the claim's fence and raises LeaseLost if the f
 `shards` commits results, and `failures` decides whether a failed job is tried again.
 """
 
+# long: all writers of a job's row are in one file, so that their locks and fences can be compared
+
 from collections.abc import Mapping
 from typing import Any
 

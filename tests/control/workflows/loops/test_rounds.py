@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
+from pytest_django import Settings
 
+from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
 from control.data.files.models import File
 from control.models.catalog.models import Speculator
+from control.queue.devices.services import devices_register
 from control.serving.captures.models import Capture, CapturedRequest
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_delete, deployment_stop, deployment_update
@@ -17,11 +20,13 @@ from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.services import rollout_cancel
 from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
+from control.workflows.loops import rounds
 from control.workflows.loops.models import LoopRound
 from control.workflows.loops.rounds import MAX_WAIT
 from control.workflows.loops.triggers import round_begin
 from control.workflows.pipelines.services import pipeline_cancel
 from control.workflows.pipelines.stages import pipelines_reconcile
+from tests.control.queue.devices.helpers import gpu, state
 from tests.control.serving.deployments.support import make_speculator
 from tests.control.workflows.loops.helpers import (
     advance,
@@ -176,6 +181,32 @@ def captured_ids(file: File) -> set[str]:
     """Returns the ids of the file's rows. A blank line stands for each row that is in the other file of the split."""
     with get_storage().open(file.storage_key) as source:
         return {json.loads(line)["custom_id"] for line in source if line.strip()}
+
+
+def test_a_round_uses_the_hardware_of_the_deployment_and_waits_while_there_is_none(
+    deployment: Deployment, settings: Settings
+) -> None:
+    Deployment.objects.update(hardware="L4")
+    made = begin(deployment)
+    assert advance(made).status == "capturing"
+    state(settings, gpu(24, model="L4"))
+    devices_register()
+    made = advance(made)
+    assert (made.status, pipeline_of(made).hardware) == ("distilling", "L4")
+
+
+def test_a_round_waits_a_day_for_a_place_in_the_queue_and_writes_no_file_meanwhile(
+    deployment: Deployment, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture_hour = dt.timedelta(hours=1)
+    made = begin(deployment, recipe={"max_capture_seconds": 3600})
+    settings.SLIPSTREAM = get_config().model_copy(update={"max_queued_jobs": 0})
+    monkeypatch.setattr(rounds, "capture_file_store", None)
+    LoopRound.objects.filter(pk=made.pk).update(changed_at=timezone.now() - MAX_WAIT - capture_hour / 2)
+    assert advance(made).status == "capturing"
+    LoopRound.objects.filter(pk=made.pk).update(changed_at=timezone.now() - MAX_WAIT - capture_hour * 2)
+    made = advance(made)
+    assert (made.status, made.reason and made.reason["code"]) == ("failed", "queued_jobs_quota_exceeded")
 
 
 def test_a_round_without_a_capture_fails_in_the_end(deployment: Deployment) -> None:

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Literal
 
 import structlog
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, InterfaceError, transaction
 
 from control.serving.rollouts.decision import Count, Evidence
 from control.serving.rollouts.models import Rollout, RolloutEvidence
@@ -47,7 +47,7 @@ def evidence_add(observations: Iterable[Observation]) -> None:
         try:
             with as_tenant(organization_id, None), transaction.atomic():
                 _add(rollout_id, side, some)
-        except DatabaseError:
+        except (DatabaseError, InterfaceError):  # InterfaceError: the connection was lost
             log.exception("evidence not recorded", rollout_id=rollout_id, num_observations=len(some))
 
 

@@ -160,8 +160,10 @@ def _limit_reached(rollout: Rollout, candidate: Evidence) -> str | None:
     assert rollout.started_at is not None
     if timezone.now() - rollout.started_at > dt.timedelta(seconds=rollout.max_seconds):
         return f"{rollout.max_seconds} seconds"
-    if candidate.num_requests + candidate.num_failed >= rollout.max_requests:
-        return f"{rollout.max_requests} requests"
+    # Loops and the previous release set only `min_requests`, which may exceed the default of `max_requests`.
+    max_requests = max(rollout.max_requests, rollout.min_requests)
+    if candidate.num_requests + candidate.num_failed >= max_requests:
+        return f"{max_requests} requests"
     return None
 
 

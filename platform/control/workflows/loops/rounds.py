@@ -21,6 +21,7 @@ from control.core.api.requests import parse_request
 from control.core.storage.undo import delete_stored_on_error
 from control.core.transactions import change, transaction_from_first_change
 from control.models.catalog.models import Speculator
+from control.queue.jobs.services import queued_quota_check
 from control.serving.captures.selectors import capture_of
 from control.serving.captures.services import capture_file_store
 from control.serving.deployments.models import Deployment
@@ -43,7 +44,8 @@ from control.workflows.pipelines.schemas import PipelineRequest
 log = structlog.get_logger(__name__)
 
 MAX_WAIT = dt.timedelta(days=1)  # for a rollout that cannot begin yet, or a queue that is full
-_PASSING_CODES = frozenset({"rollout_active", "deployment_not_ready"})  # refusals that end by themselves, beside 429
+# Refusals that end by themselves, beside 429.
+_PASSING_CODES = frozenset({"rollout_active", "deployment_not_ready", "hardware_not_found"})
 _PIPELINE_STATUS = {
     Pipeline.Status.DISTILLING: Status.DISTILLING,
     Pipeline.Status.TRAINING: Status.TRAINING,
@@ -90,19 +92,21 @@ def _stop_if_unwanted(of: LoopRound) -> bool:
 
 def _capture(of: LoopRound) -> bool:
     recipe = LoopRecipe.model_validate(of.settings["recipe"])
+    longest = dt.timedelta(seconds=recipe.max_capture_seconds)
     if has_captured(of.deployment, recipe.min_rows, of.data_since):
-        return _start_pipeline(of, recipe)
-    if _has_waited(of, dt.timedelta(seconds=recipe.max_capture_seconds)):
+        return _start_pipeline(of, recipe, longest)
+    if _has_waited(of, longest):
         message = f"Fewer than {recipe.min_rows} requests were captured in {recipe.max_capture_seconds} seconds."
         return _fail(of, "too_few_requests", message)
     return False
 
 
-def _start_pipeline(of: LoopRound, recipe: LoopRecipe) -> bool:
+def _start_pipeline(of: LoopRound, recipe: LoopRecipe, longest_capture: dt.timedelta) -> bool:
     """Makes a file of the captured requests and a pipeline that uses it. Their rows and the round's new status are one
     transaction, which begins after the file is stored."""
     caller = caller_of_job(job_id=of.settings["caller"], organization_id=of.organization_id)
     try:
+        queued_quota_check(of.organization_id)  # before the file is written, because a round may wait long for a place
         with on_account_of(caller), delete_stored_on_error(), transaction_from_first_change():
             file = capture_file_store(capture=capture_of(of.deployment), max_rows=of.settings["max_rows"])
             pipeline = create_from(of.organization, _pipeline_request(of, recipe, file.pk), [file])
@@ -113,7 +117,7 @@ def _start_pipeline(of: LoopRound, recipe: LoopRecipe) -> bool:
     except _OvertakenError:
         return False
     except ApiError as error:
-        return _wait_or_fail(of, error)
+        return _wait_or_fail(of, error, longest_capture + MAX_WAIT)
     return True
 
 
@@ -137,6 +141,7 @@ def _pipeline_request(of: LoopRound, recipe: LoopRecipe, prompts_file: str) -> P
         "gate": {name: value for name, value in of.settings["gate"].items() if name != "min_acceptance_gain"},
         "deploy": False,
         "engine": deployment.engine,
+        "hardware": deployment.hardware or None,
     }
     return parse_request(PipelineRequest, body)
 
@@ -215,10 +220,13 @@ def _follow_rollout(of: LoopRound) -> bool:
     return False
 
 
-def _wait_or_fail(of: LoopRound, error: ApiError) -> bool:
-    """Fails the round, unless the refusal ends by itself, or another worker has advanced the round meanwhile."""
+def _wait_or_fail(of: LoopRound, error: ApiError, longest: dt.timedelta = MAX_WAIT) -> bool:
+    """Fails the round, unless the refusal ends by itself, or another worker has advanced the round meanwhile.
+
+    Args: longest: how long the round may have its present status.
+    """
     passes = error.status == 429 or error.code in _PASSING_CODES
-    if passes and not _has_waited(of, MAX_WAIT):
+    if passes and not _has_waited(of, longest):
         log.info("a round waits", round_id=of.pk, code=error.code)
         return False
     return _fail(of, error.code or "invalid_request", error.message)

@@ -1,15 +1,18 @@
 """How evidence ends a rollout's trial in both modes and the time after its promotion, and what is signed."""
 
 import datetime as dt
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from django.db import InterfaceError
 from django.test import Client
 from django.utils import timezone
 
 from control.models.catalog.models import Speculator
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_update
+from control.serving.rollouts import evidence
 from control.serving.rollouts.evidence import Side, evidence_of
 from control.serving.rollouts.models import Rollout, RolloutEvidence
 from control.serving.rollouts.services import rollouts_reconcile
@@ -77,6 +80,38 @@ def test_an_undecided_rollout_ends_by_its_rule(
     found = get_rollout(client, made)
     assert (found["status"], found["reason"]["code"]) == (status, "undecided")
     assert found["trial"]["verdict"]["message"] == found["reason"]["message"]
+
+
+def test_a_rollout_does_not_end_before_the_requests_that_its_promotion_needs(
+    client: Client, deployment: Deployment, new_speculator: Speculator
+) -> None:
+    made, _ = start_canary(client, deployment, new_speculator, min_requests=800, max_requests=50)
+    add_better_canary(Rollout.objects.get(), num_requests=400)
+    rollouts_reconcile()
+    assert get_rollout(client, made)["status"] == "canary"
+
+    add_better_canary(Rollout.objects.get(), num_requests=400)
+    rollouts_reconcile()
+    assert get_rollout(client, made)["status"] == "promoting"
+
+
+def test_a_lost_connection_to_the_database_costs_only_the_evidence_that_it_interrupts(
+    client: Client, deployment: Deployment, new_speculator: Speculator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_canary(client, deployment, new_speculator)
+    rollout, add = Rollout.objects.get(), evidence._add
+
+    def lose_once(*args: Any) -> None:
+        monkeypatch.setattr(evidence, "_add", add)
+        raise InterfaceError("the connection is closed")
+
+    monkeypatch.setattr(evidence, "_add", lose_once)
+    request = evidence.Observation(
+        organization_id=rollout.organization_id, rollout_id=rollout.pk, side=Side.CANDIDATE, ended="complete"
+    )
+    evidence.evidence_add([request, replace(request, side=Side.STABLE)])
+
+    assert [evidence_of(rollout)[side].num_requests for side in (Side.CANDIDATE, Side.STABLE)] == [0, 1]
 
 
 def test_one_different_answer_fails_a_shadow_rollout(

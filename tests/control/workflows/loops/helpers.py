@@ -15,8 +15,8 @@ from control.queue.jobs.models import Job
 from control.serving.acceptance.models import AcceptanceWatch
 from control.serving.captures.models import CapturedRequest
 from control.serving.captures.services import capture_set, request_capture
-from control.serving.deployments.measuring import COUNTERS, sample_keep
 from control.serving.deployments.models import Deployment, Replica
+from control.serving.rollouts.evidence import Side
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.services import rollouts_reconcile
 from control.tenants.accounts.models import Organization
@@ -32,6 +32,7 @@ from control.workflows.loops.triggers import round_begin
 from control.workflows.pipelines.models import Pipeline
 from tests.control.factories import make_base_model
 from tests.control.serving.deployments.support import make_replica, make_speculator
+from tests.control.serving.rollouts.support import add_better_canary, add_evidence
 from tests.control.workflows.pipelines.helpers import end_batch, end_evaluation, end_training
 
 NUM_REQUESTS = 30
@@ -138,13 +139,16 @@ def advance_to(status: str, of: LoopRound, *, new: float = 2.4, old: float = 1.8
     return of
 
 
-def decide_rollout(of: LoopRound, *, accepted: int) -> Rollout:
-    """Lets canary and deployment answer requests, and the rollout decide. Args: accepted: by the canary's drafts."""
+def decide_rollout(of: LoopRound, *, is_better: bool) -> Rollout:
+    """Lets canary and deployment answer requests, and the rollout decide. Args: is_better: whether the canary is."""
     rollout = Rollout.objects.get(loop_round=of)
     set_ready(rollout.canary, port=2)
     rollouts_reconcile()
-    add_samples(rollout.deployment, requests=50, accepted=10)
-    add_samples(rollout.canary, requests=10, accepted=accepted)
+    if is_better:
+        add_better_canary(rollout)
+    else:
+        add_evidence(rollout, Side.STABLE, num_requests=400, acceptance_length=2.0)
+        add_evidence(rollout, Side.CANDIDATE, num_requests=400, acceptance_length=1.1)
     rollouts_reconcile()
     rollout.refresh_from_db()
     if rollout.status == Rollout.Status.PROMOTING:
@@ -152,14 +156,6 @@ def decide_rollout(of: LoopRound, *, accepted: int) -> Rollout:
         set_ready(deployment, port=3, observed_generation=deployment.generation)
         rollouts_reconcile()
     return rollout
-
-
-def add_samples(deployment: Deployment, *, requests: int, accepted: int) -> None:
-    """Adds a sample of the engine's counters at zero, and one after the requests and ten drafts."""
-    replica, _ = Replica.objects.get_or_create(deployment=deployment, number=0)
-    for factor in (0, 1):
-        counts = {"requests": requests * factor, "drafts": 10 * factor, "accepted_tokens": accepted * factor}
-        sample_keep(replica=replica, counters={**dict.fromkeys(COUNTERS, 0.0), **counts})
 
 
 def set_ready(deployment: Deployment, *, port: int, **values: Any) -> None:

@@ -313,6 +313,6 @@ def test_a_loop_without_a_capture_is_blocked(client: Client, deployment: Deploym
 
 def test_the_canary_of_a_round_counts_towards_its_cost(client: Client, deployment: Deployment) -> None:
     made = advance_to("rolling_out", begin(deployment))
-    decide_rollout(made, accepted=12)
+    decide_rollout(made, is_better=True)
     spend_on(Subject.ENDPOINT_TIME, Rollout.objects.get().canary_id, made, 0.5)
     assert client.get(path_of(deployment, f"/rounds/{made.pk}")).json()["cost"]["value"] == 0.5

@@ -1,25 +1,32 @@
 """A round passes from a drop of the acceptance length to a promoted speculator, or ends earlier for a stated reason."""
 
 import datetime as dt
+import json
 from typing import Any
 
 import pytest
 from django.utils import timezone
+from pytest_django import Settings
 
+from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
+from control.data.files.models import File
 from control.models.catalog.models import Speculator
-from control.serving.captures.models import Capture
+from control.queue.devices.services import devices_register
+from control.serving.captures.models import Capture, CapturedRequest
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_delete, deployment_stop, deployment_update
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.services import rollout_cancel
 from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
+from control.workflows.loops import rounds
 from control.workflows.loops.models import LoopRound
 from control.workflows.loops.rounds import MAX_WAIT
 from control.workflows.loops.triggers import round_begin
 from control.workflows.pipelines.services import pipeline_cancel
 from control.workflows.pipelines.stages import pipelines_reconcile
+from tests.control.queue.devices.helpers import gpu, state
 from tests.control.serving.deployments.support import make_speculator
 from tests.control.workflows.loops.helpers import (
     advance,
@@ -71,7 +78,7 @@ def test_a_drop_leads_to_a_promoted_speculator_that_continues_from_the_one_that_
     }
     assert (rollout.speculator_id, rollout.previous_id) == (pipeline.speculator_id, old.pk)
     assert (rollout.share_percent, rollout.min_requests) == (20, 10)
-    decide_rollout(made, accepted=12)
+    decide_rollout(made, is_better=True)
     made = advance(made)
     assert (made.status, made.reason and made.reason["code"]) == ("promoted", "accepted")
     assert made.finished_at is not None
@@ -114,7 +121,7 @@ def test_a_speculator_that_the_gate_of_the_pipeline_refuses_is_not_rolled_out(de
 
 def test_a_rollout_that_goes_back_rolls_the_round_back(deployment: Deployment) -> None:
     made = advance_to("rolling_out", begin(deployment))
-    decide_rollout(made, accepted=1)
+    decide_rollout(made, is_better=False)
     made = advance(made)
     assert (made.status, made.reason and made.reason["code"]) == ("rolled_back", "acceptance_dropped")
 
@@ -163,9 +170,43 @@ def test_a_round_fails_if_too_few_requests_are_captured_in_time(deployment: Depl
 
 
 def test_a_round_uses_only_the_newest_requests(deployment: Deployment) -> None:
-    made = advance(begin(deployment, limits={"max_rows": 22}))
-    with get_storage().open(pipeline_of(made).prompts_file.storage_key) as source:
-        assert len(source.readlines()) == 22 - 5
+    pipeline = pipeline_of(advance(begin(deployment, limits={"max_rows": 22})))
+    newest = list(CapturedRequest.objects.order_by("-pk").values_list("pk", flat=True)[:22])
+    prompts, held_out = (captured_ids(file) for file in (pipeline.prompts_file, pipeline.held_out_file))
+    assert (len(prompts), len(held_out)) == (22 - 5, 5)
+    assert prompts | held_out == {f"captured-{pk}" for pk in newest}
+
+
+def captured_ids(file: File) -> set[str]:
+    """Returns the ids of the file's rows. A blank line stands for each row that is in the other file of the split."""
+    with get_storage().open(file.storage_key) as source:
+        return {json.loads(line)["custom_id"] for line in source if line.strip()}
+
+
+def test_a_round_uses_the_hardware_of_the_deployment_and_waits_while_there_is_none(
+    deployment: Deployment, settings: Settings
+) -> None:
+    Deployment.objects.update(hardware="L4")
+    made = begin(deployment)
+    assert advance(made).status == "capturing"
+    state(settings, gpu(24, model="L4"))
+    devices_register()
+    made = advance(made)
+    assert (made.status, pipeline_of(made).hardware) == ("distilling", "L4")
+
+
+def test_a_round_waits_a_day_for_a_place_in_the_queue_and_writes_no_file_meanwhile(
+    deployment: Deployment, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture_hour = dt.timedelta(hours=1)
+    made = begin(deployment, recipe={"max_capture_seconds": 3600})
+    settings.SLIPSTREAM = get_config().model_copy(update={"max_queued_jobs": 0})
+    monkeypatch.setattr(rounds, "capture_file_store", None)
+    LoopRound.objects.filter(pk=made.pk).update(changed_at=timezone.now() - MAX_WAIT - capture_hour / 2)
+    assert advance(made).status == "capturing"
+    LoopRound.objects.filter(pk=made.pk).update(changed_at=timezone.now() - MAX_WAIT - capture_hour * 2)
+    made = advance(made)
+    assert (made.status, made.reason and made.reason["code"]) == ("failed", "queued_jobs_quota_exceeded")
 
 
 def test_a_round_without_a_capture_fails_in_the_end(deployment: Deployment) -> None:

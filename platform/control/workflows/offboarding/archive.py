@@ -178,9 +178,15 @@ def _objects_of(row: Any, source: StoredObjects) -> list[tuple[str, str, int]]:
     if source.is_folder:
         return [(name, f"{value}/{name}", size) for name, size in sorted(get_storage().sizes(value).items())]
     if source.label == "files.File":
-        return [(PurePosixPath(row.filename).name or "file", value, row.size_bytes)]
+        return [(_entry_name(row.filename), value, row.size_bytes)]
     folder, _, name = value.rpartition("/")
     return [(name, value, get_storage().sizes(folder).get(name, 0))]
+
+
+def _entry_name(filename: str) -> str:
+    """Returns the last part of a customer's file name. Programs refuse archives with the name `..`."""
+    name = PurePosixPath(filename).name
+    return "file" if name in ("", "..") else name
 
 
 def _header(name: str, size_bytes: int) -> bytes:

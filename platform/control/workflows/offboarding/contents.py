@@ -14,6 +14,7 @@ from control.workflows.offboarding.tables import OwnedTable, owned_tables
 NOT_EXPORTED: Mapping[str, str] = {
     "captures.CaptureKey": "a key of the installation; captured requests are exported in the clear",
     "devices.DeviceLease": "which device of the installation runs a job at the moment",
+    "devices.EndpointLease": "which device of the installation runs a replica at the moment",
     "deployments.Replica": "processes of the installation, with their machines and tokens",
     "idempotency.IdempotencyKey": "protects requests of the last day from being repeated",
     "jobs.JobShard": "a working table of unfinished jobs",

@@ -11,6 +11,7 @@ import structlog
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
+from control.core.api.errors import ApiError
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_start, deployment_stop
 from control.tenants.row_security.scope import as_tenant
@@ -45,7 +46,17 @@ def _review(pipeline: Pipeline) -> None:
     if reached is not None and runs:
         _change(pipeline, deployment_stop, reached.as_reason())
     elif reached is None and pipeline.paused is not None:
+        _start(pipeline, pipeline.paused)
+
+
+def _start(pipeline: Pipeline, paused: dict[str, Any]) -> None:
+    """Starts the endpoint, or records why it is refused, for example as other endpoints occupy the organization's
+    devices. The next review tries again."""
+    try:
         _change(pipeline, deployment_start, None)
+    except ApiError as error:
+        reason = {"code": error.code or "invalid_request", "message": error.message, "cap_id": paused.get("cap_id")}
+        Pipeline.objects.filter(pk=pipeline.pk, paused__isnull=False).update(paused=reason)
 
 
 def _change(pipeline: Pipeline, change: Callable[..., object], reason: dict[str, Any] | None) -> None:

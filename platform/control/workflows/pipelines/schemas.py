@@ -206,8 +206,8 @@ class PipelineObject(ResponseModel):
     deployment_id: str | None
     quote_id: str | None = Field(description="The quote whose cap pauses the pipeline.")
     paused: SkipValidation[Paused | None] = Field(
-        description="Why the endpoint waits or is stopped: the quote has reached its cap. `stages` has the reason "
-        "why the job of another stage is paused."
+        description="Why the endpoint waits or is stopped: the quote has reached its cap, or the endpoint could not be "
+        "started after the cap was raised. `stages` has the reason why the job of another stage is paused."
     )
     cost: Amount = Field(
         description="The cost so far: the tokens of the batch, and the device time of the attempts that have ended, "

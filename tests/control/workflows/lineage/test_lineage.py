@@ -28,6 +28,10 @@ from control.workflows.lineage.links import KINDS, LINKS
 from control.workflows.pipelines.models import Pipeline
 from tests.control.factories import client_of, make_base_model, make_file, make_organization
 from tests.control.operations.console.test_members import sign_in
+from tests.control.workflows.datasets.test_filters import filtered
+from tests.control.workflows.datasets.test_splits import make as make_dataset
+from tests.control.workflows.pipelines.test_answers import chats
+from tests.control.workflows.pipelines.test_sensitive import create as create_pipeline
 from tests.control.world import World
 
 pytestmark = pytest.mark.django_db
@@ -239,6 +243,30 @@ def test_files_that_the_service_makes_name_their_origin(organization: Organizati
     assert prompts.made_from == world.file.pk
 
 
+def test_a_pipeline_with_redacted_answers_leads_back_to_the_uploaded_file(
+    client: Client, organization: Organization
+) -> None:
+    rows = chats()
+    rows[3]["messages"][1]["content"] = "write to ann@example.com"
+    logs = make_file(organization, rows, purpose="fine-tune")
+    model = make_base_model(organization=organization)
+    body = {"model": model.name, "prompts_file": logs.pk, "answers": "file"}
+
+    made = create_pipeline(client, **body, on_sensitive="redact")
+
+    assert made["sensitive"]["prompts_file"]["num_found"] == 1
+    assert logs.pk in ids(lineage(client, made["id"]))
+    assert made["id"] in ids(lineage(client, logs.pk))
+
+
+def test_the_file_of_a_filtered_dataset_names_its_source(client: Client, organization: Organization) -> None:
+    source = make_dataset(client, organization, b'{"prompt": "one"}\n{"prompt": "two"}')
+
+    made = filtered(client, source["id"], contains="one")
+
+    assert {"source": source["id"], "target": made["file_id"]} in lineage(client, made["id"])["edges"]
+
+
 def test_the_console_draws_the_lineage_of_files_speculators_and_deployments() -> None:
     organization, foreign = make_organization(), make_organization()
     chain, other = Chain(organization, make_base_model()), Chain(foreign, make_base_model())
@@ -259,6 +287,8 @@ def test_kinds_cover_the_tables_of_work(organization: Organization) -> None:
         *("captures.Capture", "captures.CapturedRequest", "deployments.DeploymentSample"),
         *("deployments.Deployment_adapters", "deployments.Replica", "devices.DeviceLease", "jobs.JobEvent"),
         *("jobs.JobShard", "pipelines.PipelineEvent", "quotes.Quote", "uploads.Upload"),
+        # the pipeline and the rollout of a round stand for it
+        *("acceptance.AcceptanceWatch", "loops.Loop", "loops.LoopRound", "rollouts.RolloutEvidence"),
     }
     kinds = {kind.model for kind in KINDS.values()}
     referring = {

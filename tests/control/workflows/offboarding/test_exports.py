@@ -98,6 +98,23 @@ def test_an_export_has_every_row_of_every_table_and_every_stored_object(
     )
 
 
+def test_an_export_does_not_say_which_devices_of_the_installation_an_organization_holds() -> None:
+    labels = {table.label for table in exported_tables()}
+
+    assert not {"devices.DeviceLease", "devices.EndpointLease"} & labels
+
+
+@pytest.mark.parametrize("filename", ["..", "a/..", "/"])
+def test_a_file_name_that_programs_refuse_to_extract_is_replaced(
+    client: Client, organization: Organization, filename: str
+) -> None:
+    file = make_file(organization, b"hello", filename=filename)
+
+    archive = archive_of(client, complete(organization_export_create(organization=organization)))
+
+    assert archive[f"stored/files.File/{file.pk}/file"] == b"hello"
+
+
 def test_an_export_has_captured_requests_in_the_clear_and_no_secrets_or_other_organizations(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:

@@ -22,6 +22,7 @@ from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_stop
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
+from control.tenants.quotas.models import Limits
 from control.workflows.batches.caps import batch_cap_reached, quote_spent_nanousd
 from control.workflows.batches.models import Batch
 from control.workflows.pipelines.endpoint_caps import endpoints_review
@@ -294,6 +295,30 @@ def test_an_endpoint_is_stopped_at_the_cap_and_started_when_it_is_raised(
 
     deployment_stop(deployment=Deployment.objects.get(pk=pipeline.deployment_id))
     assert desired() == "stopped", "an endpoint that its customer has stopped stays stopped"
+
+
+def test_a_pipeline_says_why_its_endpoint_is_not_started_after_the_cap_is_raised(
+    client: Client, organization: Organization, quoted: Pipeline
+) -> None:
+    pipeline = set_deployment_state(advance_to_stage("deploy", quoted), Deployment.State.READY)
+    use_device(Subject.ENDPOINT_TIME, pipeline.deployment_id or "", organization, 10_000)
+    endpoints_review()
+    set_deployment_state(pipeline, Deployment.State.STOPPED)
+    other = Deployment.objects.create(
+        organization=organization, name="other", base_model=quoted.base_model, state=Deployment.State.READY
+    )
+    Limits.objects.update_or_create(pk=organization.pk, defaults={"devices": 1})
+    set_cap(pipeline, 11 * DOLLAR)
+
+    endpoints_review()
+
+    paused = client.get(f"/v1/pipelines/{pipeline.pk}").json()["paused"]
+    assert (paused["code"], paused["cap_id"]) == ("devices_quota_exceeded", quoted.quote_id)
+    deployment_stop(deployment=other)
+    Deployment.objects.filter(pk=other.pk).update(state=Deployment.State.STOPPED)
+    endpoints_review()
+    assert pipeline_fresh(pipeline).paused is None
+    assert Deployment.objects.get(pk=pipeline.deployment_id).desired_state == "running"
 
 
 def test_a_page_of_quotes_needs_the_same_number_of_queries_for_any_number_of_quotes(

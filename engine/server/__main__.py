@@ -5,7 +5,7 @@ model can't be loaded, it prints {"event": "failed", "code", "message"} instead 
 
 The environment variable SLIPSTREAM_ENGINE_TOKEN contains the clients' bearer token; without it, clients need no token.
 SLIPSTREAM_ENGINE_OPERATOR_TOKEN contains a different token for the operator; without it there are no operator routes.
-SLIPSTREAM_ENGINE_TLS contains a private key and its certificate in PEM; with it, the server answers only over TLS.
+SLIPSTREAM_ENGINE_KEY contains a private key and its certificate in PEM; with it, the server answers only over TLS.
 """
 
 import os
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_TOKEN"  # noqa: S105 - the variable's name
 OPERATOR_TOKEN_VARIABLE = "SLIPSTREAM_ENGINE_OPERATOR_TOKEN"  # noqa: S105 - the variable's name
-TLS_VARIABLE = "SLIPSTREAM_ENGINE_TLS"
+KEY_VARIABLE = "SLIPSTREAM_ENGINE_KEY"
 
 
 def main() -> None:
@@ -132,12 +132,12 @@ def _follow(args: argparse.Namespace) -> NoReturn:
 
 
 def _tls() -> ssl.SSLContext | None:
-    if not (text := os.environ.get(TLS_VARIABLE)):
+    if not (text := os.environ.get(KEY_VARIABLE)):
         return None
     try:
         return server_context(text)
     except ssl.SSLError as error:
-        _fail("invalid_certificate", f"{TLS_VARIABLE} is not a private key with its certificate: {error}")
+        _fail("invalid_certificate", f"{KEY_VARIABLE} is not a private key with its certificate: {error}")
 
 
 def _listen(host: str, port: int) -> socket.socket:

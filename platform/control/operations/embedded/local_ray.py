@@ -84,6 +84,8 @@ class LocalRay:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self._token_path),
             "RAY_TMPDIR": str(self.folder),  # for what Ray writes outside of --temp-dir
+            # Otherwise a node waits half a minute for its engines to end, which Ctrl-C cuts off anyway.
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         }
 
     def head(self, store_url: str | None) -> Node:

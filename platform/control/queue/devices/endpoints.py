@@ -64,10 +64,29 @@ def endpoint_device_lease(claim: EndpointClaim) -> Device:
     fitting = [device for device in free_among(locked) if _fits(claim, device)]
     if not fitting:
         raise _no_device(claim, locked)
-    held = devices_held_locked(claim.organization_id)
+    held = devices_held_locked(claim.organization_id, without=claim.replica)
     if held.is_at_limit:
         raise NoDevice(CODE, held.message("endpoint"))
     device = min(fitting, key=lambda device: device.memory_bytes or 0)
+    _lease(device, claim)
+    return device
+
+
+def endpoint_leases_adopt(engines: Mapping[int, EndpointClaim]) -> None:
+    """Leases the CUDA devices on which engines of this machine run without a lease, if nothing else holds them.
+
+    The engines were started before the devices were stated, so the limit of the organization does not apply.
+
+    Args: engines: by the number of the device.
+    """
+    with transaction.atomic():
+        locked = list(rows_of(own_devices(get_config())).order_by("kind", "index").select_for_update(no_key=True))
+        for device in free_among(locked):
+            if device.kind == "cuda" and device.index in engines:
+                _lease(device, engines[device.index])
+
+
+def _lease(device: Device, claim: EndpointClaim) -> None:
     EndpointLease.objects.create(
         device=device,
         organization_id=claim.organization_id,
@@ -76,7 +95,6 @@ def endpoint_device_lease(claim: EndpointClaim) -> Device:
         fence=claim.fence,
         since=Now(),
     )
-    return device
 
 
 def endpoint_leases_on(machine: str) -> QuerySet[EndpointLease]:

@@ -46,20 +46,24 @@ class Held:
         )
 
 
-def devices_held(organization_id: str) -> Held:
+def devices_held(organization_id: str, *, without: str = "") -> Held:
+    """Args: without: name of a replica that is not counted.
+
+    A replica counts once: the lease on a lost machine, from which it was moved, has no engine any more.
+    """
     jobs = leases_valid().filter(job__organization=organization_id, device__memory_bytes__isnull=False)
-    replicas = EndpointLease.objects.filter(organization=organization_id)
+    replicas = EndpointLease.objects.filter(organization=organization_id).exclude(replica=without)
     return Held(
         list(jobs.order_by("since").values_list("job_id", flat=True)),
-        list(replicas.order_by("since").values_list("replica", flat=True)),
+        list(dict.fromkeys(replicas.order_by("since").values_list("replica", flat=True))),
         quota_of(organization_id).devices,
     )
 
 
-def devices_held_locked(organization_id: str) -> Held:
+def devices_held_locked(organization_id: str, *, without: str = "") -> Held:
     """As `devices_held`. Call this in the transaction that takes a device: until it ends, no other one takes one."""
     organization_lock(organization_id)
-    return devices_held(organization_id)
+    return devices_held(organization_id, without=without)
 
 
 def may_hold_another() -> Q:
@@ -67,8 +71,8 @@ def may_hold_another() -> Q:
     held = Counter[str]()
     jobs = leases_valid().filter(device__memory_bytes__isnull=False).order_by().values_list("job__organization_id")
     replicas = EndpointLease.objects.order_by().values_list("organization_id")
-    for rows in (jobs, replicas):
-        for organization_id, number in rows.annotate(number=Count("pk")):
+    for rows, counted in ((jobs, "pk"), (replicas, "replica")):  # a replica counts once, as in `devices_held`
+        for organization_id, number in rows.annotate(number=Count(counted, distinct=True)):
             held[organization_id] += number
     default = get_config().max_devices
     own = Limits.objects.in_bulk(held)

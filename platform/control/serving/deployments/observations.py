@@ -28,6 +28,7 @@ NO_PROCESS: dict[str, Any] = {
     "pid": None, "process_started": "", "host": "", "port": None, "token": "", "operator_token": "", "certificate": "",
     "device": "", "node": "", "num_open": 0,
 }  # fmt: skip
+NO_DEVICE_FACTS: dict[str, Any] = {"device_kind": "", "hour_nanousd": None}  # of the last device, with its price
 
 
 @transaction.atomic
@@ -47,7 +48,7 @@ def replica_launched(*, replica: Replica, **process: Any) -> bool:
         generation=deployment.generation,
         metered_until=timezone.now(),
         blocked=None,
-        **process,
+        **{**NO_DEVICE_FACTS, **process},
     )
 
 

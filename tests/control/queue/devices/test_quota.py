@@ -129,3 +129,21 @@ def test_a_waiting_job_says_what_holds_the_devices(
     blocked = client.get(f"/v1/jobs/{job.pk}").json()["blocked"]
     assert blocked["code"] == "devices_quota_exceeded"
     assert "1 of at most 1 devices: 1 by endpoints (dep_1-0)" in blocked["message"]
+
+
+def test_a_replica_of_a_lost_machine_gets_a_device_of_another_one_at_the_limit(
+    settings: Settings, organization: Organization
+) -> None:
+    state(settings, gpu(80), machine="lost")
+    endpoint_devices_renew()
+    limit(organization, 1)
+    lease(organization, "dep_1-0")
+    start(settings, 3)
+
+    lease(organization, "dep_1-0")
+    assert EndpointLease.objects.count() == 2  # the lost machine may come back with its engine
+    limit(organization, 2)
+    make_job(organization, memory_needed=NEEDED)
+    assert claim_next() is not None
+    with pytest.raises(NoDevice, match=r"2 of at most 2 devices: 1 by jobs \(\S+\) and 1 by endpoints \(dep_1-0\)"):
+        lease(organization, "dep_2-0")

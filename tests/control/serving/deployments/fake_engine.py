@@ -334,7 +334,7 @@ def main() -> None:
         sys.exit(3)
     print(f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')} device={options.device}", flush=True)
     server = ThreadingHTTPServer((options.host, options.port), Handler)
-    if text := os.environ.get("SLIPSTREAM_ENGINE_TLS"):
+    if text := os.environ.get("SLIPSTREAM_ENGINE_KEY"):
         sys.path.insert(0, str(Path(__file__).parents[4]))
         from engine.server.tls import server_context  # needs the standard library only
 

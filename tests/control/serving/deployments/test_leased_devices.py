@@ -1,5 +1,6 @@
 """Engines lease the devices that the operators state, as jobs do. The fake engines print what they see."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -11,15 +12,17 @@ from pydantic import ValidationError
 from pytest_django import Settings
 
 from control.billing.ledger.models import LedgerLine
+from control.core.database_clock import from_now
 from control.core.settings.config import Config, StatedDevice
 from control.models.catalog.models import BaseModel
 from control.queue.devices.models import Device, EndpointLease
-from control.queue.devices.selectors import hardware
+from control.queue.devices.selectors import endpoint_devices_present, hardware
 from control.queue.devices.services import devices_register, endpoint_devices_renew, endpoint_devices_withdraw
 from control.queue.jobs.services import job_claim_next, job_succeed
 from control.serving.deployments.launchers.devices import NoFreeDevice, device_for_engine
 from control.serving.deployments.launchers.engine_process import _locked, log_path
-from control.serving.deployments.launchers.leased_devices import unused_leases_end
+from control.serving.deployments.launchers.leased_devices import leases_adopt, unused_leases_end
+from control.serving.deployments.management.commands.supervise_deployments import _supervise
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.services import deployment_delete, deployment_scale, deployment_stop
 from control.serving.deployments.supervisor import Supervisor
@@ -388,3 +391,38 @@ def test_a_machine_without_stated_devices_starts_only_endpoints_for_its_kind_of_
         tick_until_blocked(supervisor, deployment, code)
 
     assert blocked_code(deployment) == code
+
+
+def test_the_devices_of_a_supervisor_are_registered_before_its_first_tick(
+    settings: Settings, tmp_path: Path, db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state(settings, gpu(80), data_dir=tmp_path)
+    stop, present = threading.Event(), []
+    supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS)
+
+    def tick() -> None:
+        present.extend(endpoint_devices_present())
+        stop.set()
+
+    monkeypatch.setattr(supervisor, "tick", tick)
+    _supervise(supervisor, stop)
+
+    assert [device.index for device in present] == [0]
+
+
+def test_an_engine_that_was_started_before_the_devices_were_stated_keeps_its_device(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    earlier, later = make_deployment(model), make_deployment(model)
+    make_replica(earlier, node="here", device="0", pid=1, process_started="1", port=1)
+    supervisor = start(started, settings, tmp_path, gpu(24), gpu(80, index=1))
+
+    leases_adopt(supervisor.config)
+    leases_adopt(supervisor.config)  # a second time has no effect
+    Replica.objects.filter(deployment=earlier).update(lease_until=from_now(60.0))  # as if its supervisor were alive
+    tick_until_state(supervisor, later, State.READY)
+
+    assert holders() == [("cuda", 0, earlier.pk), ("cuda", 1, later.pk)]
+    devices_register()
+    make_job(model.organization, memory_needed={"cuda": GB})
+    assert job_claim_next(worker="worker") is None

@@ -52,6 +52,19 @@ def test_the_device_time_of_a_running_process_is_recorded_once_per_interval(orga
     assert recorded_seconds(replica.deployment_id) == [pytest.approx(65, abs=2)]
 
 
+def test_a_process_without_a_leased_device_does_not_have_the_price_of_the_last_one(organization: Organization) -> None:
+    replica = launched(organization, seconds_ago=0)
+    Replica.objects.filter(pk=replica.pk).update(device_kind="cuda", hour_nanousd=2_500_000_000)
+
+    observations.replica_crashed(replica=reloaded(replica), code="engine_exited", message="")
+    assert observations.replica_launched(
+        replica=reloaded(replica), launcher="ray", pid=4_000_001, process_started="2", port=1, token="t"
+    )
+
+    launched_again = reloaded(replica)
+    assert (launched_again.device_kind, launched_again.hour_nanousd) == ("", None)
+
+
 def test_of_two_supervisors_that_read_the_same_row_one_records_the_interval(organization: Organization) -> None:
     replica = launched(organization, seconds_ago=INTERVAL.total_seconds() + 5)
     same_row = reloaded(replica)

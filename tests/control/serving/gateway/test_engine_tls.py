@@ -12,7 +12,7 @@ import pytest
 from cryptography import x509
 
 from control.core.api.errors import ApiError
-from control.serving.deployments.engine_tls import TLS_VARIABLE, EngineAddress, engine_key
+from control.serving.deployments.engine_tls import KEY_VARIABLE, EngineAddress, engine_key
 from control.serving.deployments.health import engine_client, probe
 from control.serving.gateway import connections
 from control.serving.gateway.connections import EnginePools
@@ -36,7 +36,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     keys, processes = [engine_key(), engine_key()], []
     with pytest.MonkeyPatch.context() as environment:
         for key in keys:
-            environment.setenv(TLS_VARIABLE, key.key_and_certificate)
+            environment.setenv(KEY_VARIABLE, key.key_and_certificate)
             processes.append(launch("--model-dir", str(folder), "--drafter", "none"))
     children = [Child(process, json.loads(process.stdout.readline())) for process in processes if process.stdout]
     first, second = (

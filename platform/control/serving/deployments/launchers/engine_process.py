@@ -33,7 +33,7 @@ from control.models.catalog.sources import model_folder
 from control.models.engines.drafting import drafter_name
 from control.models.engines.planning import memory_limit
 from control.models.engines.schemas import EngineOptions
-from control.serving.deployments.engine_tls import TLS_VARIABLE, engine_key
+from control.serving.deployments.engine_tls import KEY_VARIABLE, engine_key
 from control.serving.deployments.launchers.devices import DEVICES_VARIABLE, engine_device
 from control.serving.deployments.launchers.interface import AlreadyRunning, LaunchError
 from control.serving.deployments.launchers.processes import (
@@ -144,7 +144,7 @@ def launch(
     variables = {name_variable: process_name(replica), TOKEN_VARIABLE: token, OPERATOR_TOKEN_VARIABLE: operator_token}
     key = engine_key() if uses_tls else None
     if key is not None:
-        variables[TLS_VARIABLE] = key.key_and_certificate
+        variables[KEY_VARIABLE] = key.key_and_certificate
     with _uses(config, deployment) as used:  # from here on, the copies of the files are not deleted
         try:
             kind = engine_device(config, device) if device_kind is None else device_kind

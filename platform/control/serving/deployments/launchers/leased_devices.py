@@ -24,6 +24,7 @@ from control.models.engines.schemas import EngineOptions
 from control.queue.devices.endpoints import (
     EndpointClaim,
     endpoint_device_lease,
+    endpoint_leases_adopt,
     endpoint_leases_end,
     endpoint_leases_on,
 )
@@ -75,6 +76,26 @@ def _memory_needed(config: Config, deployment: Deployment, speculator_dir: Path 
     bound = config.endpoint_memory_bytes
     least = (bound if options.memory_share is None else memory_limit(options, bound)) or 0
     return {kind: max(size, least) for kind, size in memory_needed(options, workload).items()}
+
+
+def leases_adopt(config: Config) -> None:
+    """Leases the devices of engines that were started without a lease: before the operators stated the devices."""
+    with only_starter(config):
+        leased = set(endpoint_leases_on(config.node_name).values_list("replica", flat=True))
+        here = Replica.objects.exclude(pid=None).exclude(device="").filter(node__in=["", config.node_name])
+        engines = {
+            int(row.device): EndpointClaim(
+                organization_id=row.deployment.organization_id,
+                deployment_id=row.deployment_id,
+                replica=str(row),
+                fence=row.fence,
+                memory_needed={},
+            )
+            for row in here.select_related("deployment")
+            if row.device.isdigit() and str(row) not in leased
+        }
+        if engines:
+            endpoint_leases_adopt(engines)
 
 
 def unused_leases_end(config: Config) -> None:

@@ -16,7 +16,7 @@ from control.core.settings.config import get_config
 from control.models.catalog.cache import model_copies_limit
 from control.queue.devices.services import endpoint_devices_renew, endpoint_devices_withdraw
 from control.queue.jobs.services import worker_beat, worker_leave
-from control.serving.deployments.launchers.leased_devices import leases_devices
+from control.serving.deployments.launchers.leased_devices import leases_adopt, leases_devices
 from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
 from control.tenants.row_security.scope import Across, across_tenants
 
@@ -58,6 +58,9 @@ def _supervise(supervisor: Supervisor, stop: threading.Event) -> None:
     is_leasing = leases_devices(supervisor.config)
     ticked_at = time.monotonic()
     listen(lambda: time.monotonic() - ticked_at < HANGING_SECONDS)
+    if is_leasing:  # before the first replica looks for a device
+        endpoint_devices_renew()
+        leases_adopt(supervisor.config)
     supervisor.kill_strays()
     while not stop.wait(TICK_SECONDS):
         ticked_at = time.monotonic()

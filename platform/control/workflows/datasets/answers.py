@@ -36,6 +36,7 @@ def answers_file_store(*, file: File, param: str) -> File:
             filename=f"{Path(file.filename).stem}.answers.jsonl",
             purpose=File.Purpose.BATCH,
             staged=measure(path),
+            made_from=file.pk,
         )
     stored.project_id = file.project_id
     return stored

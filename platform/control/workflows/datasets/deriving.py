@@ -62,7 +62,7 @@ def dataset_filter(*, dataset: Dataset, request: FilterInput) -> Dataset:
             raise ApiError(400, "No row of the dataset passes the filter.", "no_rows_left", "dataset_id")
         return _create(
             "dataset.filter",
-            file=_stored(dataset, path, "filtered", dataset.project_id),
+            file=_stored(dataset, path, "filtered", dataset.project_id, made_from=dataset.pk),
             base_model=dataset.base_model,
             name=request.name or dataset.name,
             origin={"dataset_id": dataset.pk, "filter": recipe},
@@ -169,12 +169,13 @@ def _create(event: str, *, file: File, base_model: BaseModel | None, name: str, 
     return dataset
 
 
-def _stored(source: Dataset, path: Path, what: str, project_id: str | None) -> File:
+def _stored(source: Dataset, path: Path, what: str, project_id: str | None, made_from: str = "") -> File:
     file = file_store(
         organization=source.organization,
         filename=f"{Path(source.file.filename).stem}.{what}.jsonl",
         purpose=source.file.purpose,
         staged=measure(path),
+        made_from=made_from,
     )
     file.project_id = project_id
     return file

@@ -59,6 +59,7 @@ def _stored(original: File, path: Path) -> File:
         filename=f"{Path(original.filename).stem}.redacted.jsonl",
         purpose=original.purpose,
         staged=measure(path),
+        made_from=original.pk,
     )
     file.project_id = original.project_id
     return file

@@ -29,6 +29,8 @@ from control.workflows.prompt_files.validation import MAX_ROWS
 CHAT, COMPLETIONS = ENDPOINTS
 _ANSWER_MEMBERS = ("role", "content", "tool_calls", "reasoning_content")
 _ENDS = ("stop", "length", "tool_calls")
+# Members of a logged request that concern only the service that answered it, such as the name of its model.
+_OF_SERVICE = frozenset({"model", "stream", "stream_options"})
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -75,7 +77,8 @@ def _read(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the body of a request, and the answer. Raises: RowError."""
     body = row.get("body", row.get("request"))
     if isinstance(body, dict):
-        return body, _of_response(row.get("response"), is_chat="messages" in body)
+        request = {name: value for name, value in body.items() if name not in _OF_SERVICE}
+        return request, _of_response(row.get("response"), is_chat="messages" in body)
     if "response" in row:
         message = "a row with `response` must also have the `body` of its request, because a response has no prompt"
         raise RowError("missing_prompt", message, "body")

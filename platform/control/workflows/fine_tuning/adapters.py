@@ -33,6 +33,7 @@ from control.workflows.fine_tuning.history import checkpoint_name
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.fine_tuning.schemas import JobInput, LabelHyperparameters
 from control.workflows.pipelines.engines import training_memory_needed
+from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.lora import read_lora_hyperparameters
 from workers.kinds import FINE_TUNED_MODEL_TYPES, LORA
 
@@ -46,6 +47,7 @@ _NAMES = {
     "long_rows": "long_rows",
     "packing": "packing",
 }  # maps hyperparameters of a request to those of workers
+_REQUESTED = {ours: theirs for theirs, ours in _NAMES.items()} | {"learning_rate": "learning_rate_multiplier"}
 
 
 def adapter_training_start(*, organization: Organization, request: JobInput) -> FineTuningJob:
@@ -96,17 +98,27 @@ def adapter_trained(*, job: FineTuningJob, folder: Path) -> Adapter:
     Raises: ApiError: as `adapter_store`.
     """
     assert job.base_model is not None, "a job without a pipeline has a model"
-    existing = Adapter.objects.filter(organization=job.organization, name=job.name).first()
-    if existing is not None:  # no customer can give this name, which has a colon
-        FineTuningJob.objects.filter(pk=job.pk).update(adapter=existing)
-        return existing
 
     def assign(adapter: Adapter) -> None:
         FineTuningJob.objects.filter(pk=job.pk).update(adapter=adapter)
 
-    return adapter_store(
-        organization=job.organization, name=job.name, base_model=job.base_model, folder=folder, on_saved=assign
-    )
+    existing = _stored_adapter(job)
+    if existing is None:
+        try:
+            return adapter_store(
+                organization=job.organization, name=job.name, base_model=job.base_model, folder=folder, on_saved=assign
+            )
+        except ApiError as error:  # an attempt that has lost its lease may have stored the adapter since
+            existing = _stored_adapter(job) if error.code == "name_taken" else None
+            if existing is None:
+                raise
+    assign(existing)
+    return existing
+
+
+def _stored_adapter(job: FineTuningJob) -> Adapter | None:
+    """Returns the job's result if it is stored already. No customer can give its name, which has a colon."""
+    return Adapter.objects.filter(organization=job.organization, name=job.name).first()
 
 
 @audited("fine_tuning_job.create_adapter", records_itself=True)
@@ -138,12 +150,19 @@ def checkpoint_adapter_create(*, job: FineTuningJob, checkpoint: JobEvent, name:
 
 
 def worker_hyperparameters(given: LabelHyperparameters) -> dict[str, Any]:
-    """Returns the hyperparameters that a worker reads. Those that are `auto` or absent get the worker's defaults."""
+    """Returns the hyperparameters that a worker reads. Those that are `auto` or absent get the worker's defaults.
+
+    Raises: ApiError: 400, a value is outside the worker's range, for example a learning rate near zero.
+    """
     values: Mapping[str, Any] = given.model_dump(exclude_none=True)
     chosen = {_NAMES[name]: value for name, value in values.items() if name in _NAMES and value != "auto"}
     if given.learning_rate_multiplier != "auto":
         chosen["learning_rate"] = min(1.0, read_lora_hyperparameters({}).learning_rate * given.learning_rate_multiplier)
-    read_lora_hyperparameters(chosen)
+    try:
+        read_lora_hyperparameters(chosen)
+    except HyperparameterError as error:
+        param = f"method.supervised.hyperparameters.{_REQUESTED.get(error.name, error.name)}"
+        raise ApiError(400, f"{param}: {error}", "invalid_value", param) from error
     return chosen
 
 

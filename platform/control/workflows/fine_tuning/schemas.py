@@ -1,6 +1,6 @@
 """Requests and responses of fine-tuning: OpenAI's job, with our additions in `turbo`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, SkipValidation, WithJsonSchema
@@ -40,6 +40,15 @@ def _refuse_integrations(integrations: list[Any] | None) -> list[Any] | None:
     if integrations:
         raise ValueError("integrations are not supported yet; use the job's events")
     return integrations
+
+
+def _refuse_others(given: Mapping[str, Any], known: Sequence[str], under: str) -> None:
+    """Refuses options such as `hardware`, which the training of an adapter does not have. Raises: ApiError: 400."""
+    other = next((name for name, value in given.items() if name not in known and value is not None), None)
+    if other is not None:
+        param = f"{under}.{other[:80]}"
+        message = f"Unknown parameter: {param}. {under} has {', '.join(known)}."
+        raise ApiError(400, message, "unknown_parameter", param)
 
 
 class Hyperparameters(RequestModel, strict=True):
@@ -97,8 +106,14 @@ class JobInput(RequestModel):
         return self.method is not None and self.turbo is None and self.method.get("turbo") is None
 
     def label_hyperparameters(self) -> LabelHyperparameters:
-        """The hyperparameters of `method`. Raises: ApiError: 400."""
+        """The hyperparameters of `method`. Raises: ApiError: 400, also for an option that would have no effect."""
         values, param = self._of_supervised()
+        assert self.method is not None, "the caller has checked it"
+        _refuse_others(self.method, ("type", "supervised", "turbo"), "method")
+        _refuse_others(self.method.get("supervised") or {}, ("hyperparameters",), "method.supervised")
+        if self.hyperparameters:
+            message = f"hyperparameters cannot be given together with method; give {param}"
+            raise ApiError(400, message, "invalid_value", "hyperparameters")
         return parse_request(LabelHyperparameters, values, under=param)
 
     def chosen_hyperparameters(self) -> Hyperparameters:

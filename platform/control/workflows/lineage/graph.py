@@ -79,12 +79,13 @@ def _followed(
     rows = generation.get(near)
     if not rows:
         return
-    if link.in_child == upwards:  # the rows of the generation have the column
+    column = link.reverse if upwards and link.reverse else link.column
+    if link.in_child == upwards and not link.reverse:  # the rows of the generation have the column
         named = ((pk, row[link.column]) for pk, row in rows.items())
         yield from ((pk, other) for pk, other in named if other and kind_of(other) == far)
         return
-    referring = _rows_of(organization, far).filter(**{f"{link.column}__in": list(rows)})
-    for pk, other in referring.order_by("-pk").values_list("pk", link.column)[: MAX_NODES + 1]:
+    referring = _rows_of(organization, far).filter(**{f"{column}__in": list(rows)})
+    for pk, other in referring.order_by("-pk").values_list("pk", column)[: MAX_NODES + 1]:
         yield other, pk
 
 

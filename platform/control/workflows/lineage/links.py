@@ -8,6 +8,7 @@ from django.db import models
 from django.db.models import Q
 
 from control.data.files.models import File
+from control.models.adapters.models import Adapter
 from control.models.catalog.models import Speculator
 from control.queue.jobs.models import Job
 from control.serving.deployments.models import Deployment
@@ -39,6 +40,7 @@ KINDS: Mapping[str, Kind] = {
     "pipeline": Kind(model=Pipeline, prefix="pipe_", name="name"),
     "job": Kind(model=Job, prefix="job_", name="kind"),
     "speculator": Kind(model=Speculator, prefix="spec_", name="name", gone=Q(status=Speculator.Status.DELETED)),
+    "adapter": Kind(model=Adapter, prefix="adapter_", name="name"),
     "evaluation": Kind(model=Evaluation, prefix="eval_"),
     "rollout": Kind(model=Rollout, prefix="rollout_", project="deployment__project_id"),
     "deployment": Kind(
@@ -59,6 +61,7 @@ class Link:
     child: str
     column: str
     in_child: bool = True  # whether the column is in the child's table
+    reverse: str = ""  # of a relation of many to many: the parent's name of it; `column` is the child's
 
 
 LINKS = (
@@ -73,6 +76,9 @@ LINKS = (
     Link("file", "fine_tuning_job", "training_file_id"),
     Link("file", "fine_tuning_job", "validation_file_id"),
     Link("fine_tuning_job", "pipeline", "pipeline_id", in_child=False),
+    Link("fine_tuning_job", "job", "job_id", in_child=False),
+    Link("fine_tuning_job", "adapter", "adapter_id", in_child=False),
+    Link("adapter", "deployment", "adapters", reverse="deployments"),
     Link("file", "pipeline", "prompts_file_id"),
     Link("file", "pipeline", "held_out_file_id"),
     Link("batch", "pipeline", "batch_id"),
@@ -97,4 +103,5 @@ def kind_of(object_id: Any) -> str | None:
 
 def columns_of(kind: str) -> list[str]:
     """Returns the columns of the kind's table that name other objects."""
-    return sorted({link.column for link in LINKS if kind == (link.child if link.in_child else link.parent)})
+    own = (link for link in LINKS if not link.reverse and kind == (link.child if link.in_child else link.parent))
+    return sorted({link.column for link in own})

@@ -110,8 +110,12 @@ class _Scan:
         if isinstance(value, list):
             return [self._redacted(item) for item in value]
         if isinstance(value, dict):
-            return {name: item if name in _NOT_TEXT else self._redacted(item) for name, item in value.items()}
+            return {name: self._redacted_member(name, item) for name, item in value.items()}
         return value
+
+    def _redacted_member(self, name: str, item: Any) -> Any:
+        """A keyword is a text. An object or list of the same name, such as a parameter `url` of a tool, has texts."""
+        return item if name in _NOT_TEXT and isinstance(item, str) else self._redacted(item)
 
     def _redacted_text(self, text: str) -> str:
         encoded = text.encode()

@@ -56,6 +56,15 @@ def read(content: bytes, folder: Path) -> list[Any]:
             {"message": REPLY, "finish_reason": "stop"},
         ),
         (
+            {
+                "body": {"model": "other", "messages": [USER], "stream": True, "stream_options": {}},
+                "response": choice(),
+            },
+            CHAT,
+            {"messages": [USER]},
+            {"message": REPLY, "finish_reason": "stop"},
+        ),
+        (
             {"body": {"prompt": "a"}, "response": choice(text="b")},
             COMPLETION,
             {"prompt": "a"},

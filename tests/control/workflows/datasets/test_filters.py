@@ -84,6 +84,7 @@ def test_a_filter_makes_the_next_version_and_its_recipe_makes_the_same_bytes_aga
     assert (made["name"], made["version"]) == ("prompts", 2)
     assert (again["name"], again["version"]) == ("other", 1)
     assert made["num_rows"] == 40
+    assert File.objects.get(pk=made["file_id"]).made_from == made["origin"]["dataset_id"]
     assert lines_of(client, again) == lines_of(client, made)
     hashes = File.objects.filter(pk__in=(made["file_id"], again["file_id"])).values_list("sha256", flat=True)
     assert len(set(hashes)) == 1

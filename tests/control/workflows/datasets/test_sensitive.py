@@ -41,6 +41,7 @@ def test_redacting_makes_the_next_version_with_placeholders_and_names_the_origin
     assert (made["version"], made["num_rows"], made["num_answers"]) == (2, 2, 1)
     assert made["origin"] == {"file_id": file.pk, "on_sensitive": "redact"}
     assert made["sensitive"]["original_file_id"] == file.pk
+    assert File.objects.get(pk=made["file_id"]).made_from == file.pk
     lines = client.get(f"/v1/files/{made['file_id']}/content").getvalue().splitlines()
     assert json.loads(lines[0]) == {"prompt": "write to <EMAIL_1>", "completion": "done"}
     assert lines[1] == CONTENT.splitlines()[1]

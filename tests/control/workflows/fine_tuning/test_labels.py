@@ -20,6 +20,7 @@ from control.queue.jobs.services import job_claim, job_commit_checkpoint, job_fa
 from control.queue.jobs.state import Claim
 from control.tenants.accounts.models import Organization
 from control.tenants.events.models import Event
+from control.workflows.fine_tuning import adapters
 from control.workflows.fine_tuning.adapters import adapter_trained
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.pipelines.models import Pipeline
@@ -139,6 +140,26 @@ def test_a_repeated_attempt_stores_the_result_only_once(client: Client, training
     assert job.adapter == first
 
 
+def test_an_attempt_whose_adapter_was_stored_meanwhile_by_another_one_has_the_same_result(
+    client: Client, training_file: File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that has lost its lease saves the adapter while the next attempt stores its own."""
+    job, _ = claimed(create(client, training_file))
+    store, first = adapters.adapter_store, []
+
+    def overtaken(**values: Any) -> Adapter:
+        if not first:
+            first.append(store(**{**values, "folder": write_adapter(tmp_path / "first")}))
+        return store(**values)
+
+    monkeypatch.setattr(adapters, "adapter_store", overtaken)
+    second = adapter_trained(job=job, folder=write_adapter(tmp_path / "second"))
+
+    assert first == [second] == list(Adapter.objects.all())
+    job.refresh_from_db()
+    assert job.adapter == second
+
+
 def test_a_deleted_adapter_leaves_its_job(client: Client, training_file: File, tmp_path: Path) -> None:
     job, claim = claimed(create(client, training_file))
     adapter = finish(job, claim, tmp_path / "result")
@@ -251,6 +272,7 @@ def test_a_job_that_has_ended_stays_as_it_is(client: Client, training_file: File
         ({"hyperparameters": {"lora_rank": 257}}, 400, "lora_rank"),
         ({"hyperparameters": {"long_rows": "drop"}}, 400, "long_rows"),
         ({"hyperparameters": {"rank": 8}}, 400, "rank"),
+        ({"hyperparameters": {"learning_rate_multiplier": 1e-9}}, 400, "learning_rate_multiplier"),
     ],
 )
 def test_the_error_for_an_invalid_request_names_the_field_and_leaves_no_job(
@@ -260,6 +282,26 @@ def test_the_error_for_an_invalid_request_names_the_field_and_leaves_no_job(
 
     prefix = "method.supervised.hyperparameters." if "hyperparameters" in values else ""
     assert error["param"] == f"{prefix}{param}"
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"method": {"type": "supervised", "hardware": "cuda"}}, "method.hardware"),
+        ({"method": {"supervised": {"hardware": "cuda"}}}, "method.supervised.hardware"),
+        ({"method": {"type": "supervised"}, "hardware": "cuda"}, "hardware"),
+        ({"method": {"type": "supervised"}, "hyperparameters": {"n_epochs": 1}}, "hyperparameters"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(
+    client: Client, training_file: File, values: dict[str, Any], param: str
+) -> None:
+    body = {"model": "tiny", "training_file": training_file.pk, **values}
+
+    response = client.post(JOBS, body, content_type="application/json")
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert not Job.objects.exists()
 
 

@@ -10,6 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from control.data.files.models import File
+from control.models.adapters.models import Adapter
 from control.models.catalog.models import BaseModel, Speculator
 from control.operations.console.rendering import page_url
 from control.queue.jobs.models import Job
@@ -23,6 +24,7 @@ from control.workflows.datasets.models import Dataset
 from control.workflows.datasets.services import prompts_file_store
 from control.workflows.distillations.models import Distillation
 from control.workflows.evaluations.models import Evaluation
+from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.lineage import graph as lineage_graph
 from control.workflows.lineage.links import KINDS, LINKS
 from control.workflows.pipelines.models import Pipeline
@@ -91,6 +93,19 @@ class Chain:
         )
         self.evaluation = add(Evaluation, organization, speculator=self.speculator, job=self.evaluating)
         canary = add(Deployment, organization, name="canary", base_model=base_model, canary_of=self.second)
+        self.adapter = add(
+            Adapter, organization, base_model=base_model, name="ft:m:s:1", rank=1, target_modules=[], size_bytes=1
+        )
+        self.second.adapters.add(self.adapter)
+        self.tuning = add(Job, organization, kind="training")
+        self.fine_tuning = add(
+            FineTuningJob,
+            organization,
+            job=self.tuning,
+            base_model=base_model,
+            training_file=self.split_file,
+            adapter=self.adapter,
+        )
         terms = {"share_percent": 1, "min_requests": 1, "max_acceptance_drop": 1, "max_error_rate": 1, "max_seconds": 1}
         self.rollout = add(
             Rollout, organization, **terms, deployment=self.second, canary=canary, speculator=self.speculator
@@ -135,6 +150,10 @@ def test_the_lineage_of_a_deployment_leads_from_captured_requests_to_the_next_de
         (chain.speculator.pk, chain.evaluation.pk),
         (chain.speculator.pk, chain.rollout.pk),
         (chain.rollout.pk, chain.second.pk),
+        (chain.split_file.pk, chain.fine_tuning.pk),
+        (chain.fine_tuning.pk, chain.tuning.pk),
+        (chain.fine_tuning.pk, chain.adapter.pk),
+        (chain.adapter.pk, chain.second.pk),
     }
     by_id = {node["id"]: node for node in found["nodes"]}
     assert by_id[chain.captured.pk]["name"] == "rows.jsonl"

@@ -146,6 +146,39 @@ def test_a_plan_has_no_engine_for_answers_that_exist(client: Client, body: dict[
     assert not Pipeline.objects.exists()
 
 
+def test_the_lineage_of_redacted_answers_leads_to_the_file_of_the_customer(
+    client: Client, organization: Organization, body: dict[str, Any]
+) -> None:
+    rows = chats()
+    rows[3]["messages"][1]["content"] = "write to ann@example.com"
+    logs = make_file(organization, rows, purpose="fine-tune")
+    made = create(client, **{**body, "prompts_file": logs.pk}, on_sensitive="redact")
+
+    graph = client.get(f"/v1/lineage/{made['id']}").json()
+
+    assert {logs.pk, made["prompts_file"], made["held_out_file"]} <= {node["id"] for node in graph["nodes"]}
+
+
+def test_logs_may_name_the_models_of_other_services(
+    client: Client, organization: Organization, body: dict[str, Any]
+) -> None:
+    """A row that is held out is answered by the model of the pipeline."""
+    rows = [
+        {
+            "body": {"model": "other-1", "messages": chat["messages"][:1]},
+            "response": {"choices": [{"finish_reason": "stop", "message": chat["messages"][1]}]},
+        }
+        for chat in chats()
+    ]
+    logs = make_file(organization, rows, purpose="fine-tune")
+
+    made = create(client, **{**body, "prompts_file": logs.pk}, held_out=4)
+
+    with get_storage().open(f"{organization.pk}/pipelines/{made['id']}/held_out.jsonl") as source:
+        held_out = [json.loads(line) for line in source.read().splitlines()]
+    assert [row["body"]["model"] for row in held_out] == [body["model"]] * 4
+
+
 def test_a_fine_tuning_job_trains_on_the_answers_of_its_file(client: Client, body: dict[str, Any]) -> None:
     request = {"model": body["model"], "training_file": body["prompts_file"], "turbo": {"answers": "file"}}
     made = client.post("/v1/fine_tuning/jobs", request, "application/json").json()

@@ -55,6 +55,17 @@ def test_a_redacted_file_has_no_value_and_all_else_and_a_second_scan_finds_nothi
         assert new["custom_id"] == old["custom_id"]
 
 
+def test_only_texts_are_keywords_so_an_object_of_the_same_name_is_redacted(tmp_path: Path) -> None:
+    parameters = {"type": "object", "properties": {"url": {"type": "string", "description": f"ask {ANN}"}}}
+    content = content_of(["a"], tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+
+    report, copy = redacted(content, tmp_path)
+
+    assert report["num_found"] == 1
+    assert ANN.encode() not in copy
+    assert b'"type":"string","description":"ask <EMAIL_1>"' in copy
+
+
 def test_a_value_has_the_same_placeholder_in_the_whole_file(tmp_path: Path) -> None:
     texts = [f"from {ANN} to {BOB}", "nothing", f"from {BOB}: {CARD}"]
     report, copy = redacted(content_of(texts), tmp_path)

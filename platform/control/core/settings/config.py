@@ -32,7 +32,9 @@ class StatedDevice(BaseModel):
 
 
 class Config(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="SLIPSTREAM_", env_ignore_empty=True, frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="SLIPSTREAM_", env_ignore_empty=True, frozen=True, populate_by_name=True
+    )
 
     data_dir: Path = Path("var")  # database, storage folder, logs and work folders of the embedded stack
     database_url: SecretStr | None = None  # postgresql://user:password@host/name; none: SQLite in data_dir

@@ -1,24 +1,52 @@
-"""Draws the lineage of an object as inline SVG: ancestors to the left, descendants to the right."""
+"""The lineage page, which draws the lineage of an object: ancestors to the left, descendants to the right.
+
+It is a page of its own, because reading the lineage takes queries for each kind of object in each generation.
+"""
 
 from collections import defaultdict
+from typing import Any
 
+from django.contrib import admin
 from django.contrib.admin.utils import quote
 from django.db.models import Model
-from django.template.loader import render_to_string
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from control.tenants.accounts.models import Organization
+from control.operations.console.base import rows_of
 from control.workflows.lineage.graph import Graph, Node, lineage_of
-from control.workflows.lineage.links import KINDS
+from control.workflows.lineage.links import KINDS, kind_of
 
 _BOX_WIDTH, _BOX_HEIGHT = 170, 36
 _COLUMN, _ROW = 220, 50  # distances of the boxes
 _LABEL_LENGTH = 24
 
 
-def lineage_drawing(organization: Organization, object_id: str) -> SafeString:
-    graph = lineage_of(organization, object_id)
+def lineage_link(object_id: str) -> SafeString:
+    """Returns a link to the lineage page of an object."""
+    return format_html('<a class="console-link" href="{}">Show the lineage</a>', reverse("lineage", args=[object_id]))
+
+
+def lineage(request: HttpRequest, object_id: str) -> HttpResponse:
+    """Answers with the lineage page of an object that the caller may view."""
+    kind = kind_of(object_id)
+    model = None if kind is None else KINDS[kind].model
+    if model is None or not admin.site.is_registered(model):
+        raise Http404
+    row = rows_of(model, request).filter(pk=object_id).first()
+    if row is None:
+        raise Http404
+    context = {
+        **admin.site.each_context(request),
+        "title": f"Lineage of {row}",
+        **_drawing(lineage_of(row.organization, object_id), object_id),
+    }
+    return TemplateResponse(request, "console/lineage.html", context)
+
+
+def _drawing(graph: Graph, object_id: str) -> dict[str, Any]:
     places = _places(graph)
     boxes = [
         {
@@ -40,14 +68,13 @@ def lineage_drawing(organization: Organization, object_id: str) -> SafeString:
         }
         for source, target in sorted(graph.edges)
     ]
-    context = {
+    return {
         "boxes": boxes,
         "lines": lines,
         "width": max(x for x, _ in places.values()) + _BOX_WIDTH + 2,
         "height": max(y for _, y in places.values()) + _BOX_HEIGHT + 2,
         "truncated": graph.truncated,
     }
-    return render_to_string("console/lineage.html", context)
 
 
 def _places(graph: Graph) -> dict[str, tuple[int, int]]:

@@ -28,7 +28,8 @@ TONE_OF_STATUS = {status: tone for tone, statuses in _TONES.items() for status i
 
 def position(job: Job) -> str:
     """Returns the job's position in the queue, and why no worker claims it; a dash if it is not waiting."""
-    waiting_described([job])
+    if job.queue_position is None:  # the opening of the page may have read it
+        waiting_described([job])
     if job.queue_position is None:
         return "–"
     return str(job.queue_position) if job.blocked is None else f"{job.queue_position}. {job.blocked['message']}"

@@ -4,6 +4,7 @@ from django.contrib import admin
 from django.urls import path
 
 from control.operations.console.compare import speculators_compare
+from control.operations.console.lineage import lineage
 from control.operations.console.pool import pool
 from control.operations.console.queue import queue
 from control.operations.console.site import redirect_to_row
@@ -21,6 +22,7 @@ urlpatterns = [
         admin.site.admin_view(organization_export),
         name="organization-export",
     ),
+    path("lineage/<str:object_id>", admin.site.admin_view(lineage), name="lineage"),
     path("pool", admin.site.admin_view(pool), name="pool"),
     path("queue", admin.site.admin_view(queue), name="queue"),
     path("speculators/compare", admin.site.admin_view(speculators_compare), name="speculators-compare"),

@@ -26,7 +26,7 @@ def waiting_described(jobs: Collection[Job]) -> None:
     if not waiting:
         return
     devices = list(devices_present().only("kind", "model", "memory_bytes"))
-    are_counted = all(device.memory_bytes is not None for device in devices)
+    are_counted = bool(devices) and all(device.memory_bytes is not None for device in devices)
     held = devices_held(waiting[0].organization_id) if are_counted else None
     for job in waiting:
         if not devices:

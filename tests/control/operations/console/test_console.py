@@ -83,10 +83,10 @@ def test_rows_that_only_services_may_change_cannot_be_edited_or_deleted(operator
     organization = make_organization("Acme")
 
     edited = operator.post(change_path("accounts_organization", organization.pk), {"name": "Evil"})
-    deleted = operator.post(reverse("admin:accounts_organization_delete", args=[organization.pk]), {"post": "yes"})
+    deleted = operator.post(reverse("admin:jobs_job_delete", args=[make_job().pk]), {"post": "yes"})
 
     assert (edited.status_code, deleted.status_code) == (403, 403)
-    assert Organization.objects.get().name == "Acme"
+    assert Organization.objects.get(pk=organization.pk).name == "Acme"
     for model, admin in site._registry.items():
         assert model is User or isinstance(admin, RowsAdmin)
 
@@ -117,7 +117,7 @@ def test_a_button_revokes_a_key(operator: Client) -> None:
 def test_the_add_form_creates_an_organization(operator: Client) -> None:
     operator.post(reverse("admin:accounts_organization_add"), {"name": "Acme"})
 
-    assert Organization.objects.get().name == "Acme"
+    assert Organization.objects.get(pk=organization.pk).name == "Acme"
 
 
 def test_the_timeline_of_a_cancelled_job_shows_the_cancellation(operator: Client) -> None:

@@ -7,6 +7,7 @@ from django.apps import apps
 from django.db import connection, models
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 from django.utils import timezone
 
 from control.data.files.models import File
@@ -292,7 +293,9 @@ def test_the_console_draws_the_lineage_of_files_speculators_and_deployments() ->
     member = sign_in(organization, "owner")
 
     for row in (chain.captured, chain.speculator, chain.second):
-        page = member.get(page_url(row)).content.decode()
+        link = reverse("lineage", args=[row.pk])
+        assert link in member.get(page_url(row)).content.decode()
+        page = member.get(link).content.decode()
         drawing = page[page.index("console-lineage") :]
         drawing = drawing[: drawing.index("</figure>")]
         assert drawing.count("<rect ") == len(lineage_graph.lineage_of(organization, row.pk).nodes) > 5

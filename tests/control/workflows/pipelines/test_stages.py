@@ -239,9 +239,9 @@ def test_a_stage_that_starts_while_its_pipeline_is_cancelled_is_stopped_too(
     field = {"train": "training_job", "evaluate": "evaluation_job"}[stage]
     Pipeline.objects.filter(pk=pipeline.pk).update(**{field: None})  # as if a worker were about to start the stage
 
-    def start_stage_first(*arguments: Any) -> bool:
+    def start_stage_first(*arguments: Any, **values: Any) -> bool:
         Pipeline.objects.filter(pk=pipeline.pk).update(**{field: job})
-        return transition(*arguments)
+        return transition(*arguments, **values)
 
     monkeypatch.setattr(services, "transition", start_stage_first)
 

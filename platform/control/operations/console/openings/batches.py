@@ -8,8 +8,8 @@ from django.utils.safestring import SafeString
 
 from control.operations.console.rendering import duration, progress_bar, why_not_running
 from control.operations.console.visitors import member_of
+from control.queue.devices.blocked import waiting_described
 from control.queue.jobs.models import Job
-from control.queue.jobs.positions import queue_positions_set
 from control.workflows.batches.estimates import estimated_end
 from control.workflows.batches.models import Batch
 from control.workflows.batches.samples import first_errors, first_results
@@ -54,7 +54,7 @@ def batch_opening(request: HttpRequest, row: Batch, *, is_active: bool) -> SafeS
 def _note(row: Batch) -> str:
     """Why the batch waits, or how long it will take."""
     job = row.job
-    queue_positions_set([job])
+    waiting_described([job])
     if reason := why_not_running(job):
         return f"{reason}." if job.status == Job.Status.QUEUED else reason
     end = estimated_end(row)

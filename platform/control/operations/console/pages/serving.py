@@ -18,7 +18,7 @@ from control.models.catalog.requests import REGISTER_MODEL
 from control.operations.console.base import read_once, service_action
 from control.operations.console.compare import MAX_SPECULATORS
 from control.operations.console.form_pages import FormAdmin, form_action
-from control.operations.console.lineage import lineage_drawing
+from control.operations.console.lineage import lineage_link
 from control.operations.console.logs import log_tail
 from control.operations.console.openings.deployments import REFRESHED_STATES, deployment_opening
 from control.operations.console.openings.speculators import speculator_opening
@@ -112,9 +112,8 @@ class SpeculatorAdmin(FormAdmin):
         return bool(admin.site._registry[Deployment].has_add_permission(request))
 
     @admin.display
-    @read_once
     def lineage(self, row: Speculator) -> SafeString:
-        return lineage_drawing(row.organization, row.pk)
+        return lineage_link(row.pk)
 
     @admin.display(description="status", ordering="status")
     def state(self, row: Speculator) -> SafeString:
@@ -243,9 +242,8 @@ class DeploymentAdmin(FormAdmin):
         return deployment_opening(request, row)
 
     @admin.display
-    @read_once
     def lineage(self, row: Deployment) -> SafeString:
-        return lineage_drawing(row.organization, row.canary_of_id or row.pk)
+        return lineage_link(row.canary_of_id or row.pk)
 
     @admin.display(description="state", ordering="state")
     def condition(self, row: Deployment) -> SafeString:

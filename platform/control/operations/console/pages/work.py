@@ -10,7 +10,7 @@ from control.data.files.requests import UPLOAD_FILE
 from control.data.files.services import file_delete
 from control.operations.console.base import read_once, service_action
 from control.operations.console.form_pages import FormAdmin, form_action
-from control.operations.console.lineage import lineage_drawing
+from control.operations.console.lineage import lineage_link
 from control.operations.console.openings.batches import batch_opening
 from control.operations.console.openings.pipelines import pipeline_opening
 from control.operations.console.rendering import badge, error_text, link, pairs, position, progress_bar, table, usd
@@ -69,9 +69,8 @@ class FileAdmin(FormAdmin):
     ]  # fmt: skip
 
     @admin.display
-    @read_once
     def lineage(self, row: File) -> SafeString:
-        return lineage_drawing(row.organization, row.pk)
+        return lineage_link(row.pk)
 
     @admin.display(ordering="size_bytes")
     def size(self, row: File) -> str:

@@ -117,7 +117,7 @@ def test_a_button_revokes_a_key(operator: Client) -> None:
 def test_the_add_form_creates_an_organization(operator: Client) -> None:
     operator.post(reverse("admin:accounts_organization_add"), {"name": "Acme"})
 
-    assert Organization.objects.get(pk=organization.pk).name == "Acme"
+    assert Organization.objects.get().name == "Acme"
 
 
 def test_the_timeline_of_a_cancelled_job_shows_the_cancellation(operator: Client) -> None:

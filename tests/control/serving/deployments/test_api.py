@@ -56,6 +56,7 @@ def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organiz
         "desired_state": "running",
         "state": "provisioning",
         "error": None,
+        "acceptance": None,
         "blocked": None,
         "healthy_at": None,
     }

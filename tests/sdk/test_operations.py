@@ -57,7 +57,7 @@ def arguments_of(method: Callable[..., Any], file: Path) -> tuple[list[Any], dic
         elif Path in types:
             positional.append(file)
         else:
-            positional.append(f"x{len(positional) + 1}" if str in types else VALUES[types[0]])
+            positional.append(f"x{len(positional) + 1}" if str in types else VALUES.get(types[0], []))
     return positional, keywords
 
 

@@ -231,15 +231,18 @@ def test_the_plan_of_an_evaluation_holds_the_weights_and_engines_of_all_arms(
 ) -> None:
     use(settings, device="cpu", device_memory_bytes={"cpu": 4 * GB})
     options, size = EngineOptions(memory_share=1), 200 * 10**6
-    large = make_speculator(model, speculator.organization, name="large", storage_prefix="speculators/large")
+    small, large = (
+        make_speculator(model, speculator.organization, name=name, storage_prefix=f"speculators/of-arms/{name}")
+        for name in ("small", "large")
+    )
     (tmp_path / "weights").write_bytes(bytes(size))
-    get_storage().put_file("speculators/large/model.safetensors", tmp_path / "weights")
+    get_storage().put_file("speculators/of-arms/large/model.safetensors", tmp_path / "weights")
 
     def evaluation(*further: Speculator, num_engines: int = 0) -> Workload:
         return Workload(
             purpose=Purpose.EVALUATION,
             base_model=model,
-            speculator=speculator,
+            speculator=small,
             concurrencies=(1, 4),
             further_speculators=further,
             num_further_engines=num_engines,

@@ -409,7 +409,7 @@ def test_the_devices_of_a_supervisor_are_registered_before_its_first_tick(
     settings: Settings, tmp_path: Path, db: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state(settings, gpu(80), data_dir=tmp_path)
-    stop, present = threading.Event(), []
+    stop, present = threading.Event(), list[Device]()
     supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS)
 
     def tick() -> None:

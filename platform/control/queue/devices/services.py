@@ -17,9 +17,14 @@ def devices_renew() -> None:
 
 def devices_register() -> None:
     """Stores the devices of a worker that starts, and deletes rows that were not renewed for a day."""
-    limit = from_now(-FORGOTTEN_SECONDS)
-    Device.objects.filter(Q(endpoints_until=None) | Q(endpoints_until__lt=limit), lease_until__lt=limit).delete()
+    _forget_lost()
     devices_renew()
+
+
+def endpoint_devices_register() -> None:
+    """As `devices_register`, for a supervisor. The leases on the lost devices no longer count against organizations."""
+    _forget_lost()
+    endpoint_devices_renew()
 
 
 def endpoint_devices_renew() -> None:
@@ -28,6 +33,11 @@ def endpoint_devices_renew() -> None:
     They are offered to jobs only while a worker renews them too.
     """
     _renew("endpoints_until")
+
+
+def _forget_lost() -> None:
+    limit = from_now(-FORGOTTEN_SECONDS)
+    Device.objects.filter(Q(endpoints_until=None) | Q(endpoints_until__lt=limit), lease_until__lt=limit).delete()
 
 
 def _renew(offer: str) -> None:

@@ -5,9 +5,10 @@ from django.db import transaction
 from django.test import Client
 from pytest_django import Settings
 
+from control.core.database_clock import from_now
 from control.queue.devices.endpoints import EndpointClaim, NoDevice, endpoint_device_lease
-from control.queue.devices.models import EndpointLease
-from control.queue.devices.services import devices_register, endpoint_devices_renew
+from control.queue.devices.models import Device, EndpointLease
+from control.queue.devices.services import devices_register, endpoint_devices_register, endpoint_devices_renew
 from control.queue.jobs.services import job_claim_next, job_succeed
 from control.queue.jobs.state import Claim
 from control.tenants.accounts.models import Organization
@@ -147,3 +148,20 @@ def test_a_replica_of_a_lost_machine_gets_a_device_of_another_one_at_the_limit(
     assert claim_next() is not None
     with pytest.raises(NoDevice, match=r"2 of at most 2 devices: 1 by jobs \(\S+\) and 1 by endpoints \(dep_1-0\)"):
         lease(organization, "dep_2-0")
+
+
+def test_a_supervisor_that_starts_forgets_the_leases_on_a_machine_that_was_lost_a_day_ago(
+    settings: Settings, organization: Organization
+) -> None:
+    for machine in ("lost", "silent"):
+        state(settings, gpu(80), machine=machine)
+        endpoint_devices_renew()
+        lease(organization, f"dep_{machine}-0")
+    Device.objects.filter(machine="lost").update(endpoints_until=from_now(-90_000), lease_until=from_now(-90_000))
+    Device.objects.filter(machine="silent").update(endpoints_until=from_now(-80_000), lease_until=from_now(-90_000))
+
+    state(settings, gpu(80))
+    endpoint_devices_register()
+
+    assert list(EndpointLease.objects.values_list("replica", flat=True)) == ["dep_silent-0"]
+    assert set(Device.objects.values_list("machine", flat=True)) == {"silent", "here"}

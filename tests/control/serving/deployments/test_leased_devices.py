@@ -120,6 +120,18 @@ def test_an_engine_sees_only_the_smallest_device_that_fits_and_gives_it_back(
     assert holders() == []
 
 
+def test_an_engine_does_not_look_for_the_second_of_the_devices_that_it_sees(
+    started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
+) -> None:
+    settings.SLIPSTREAM = settings.SLIPSTREAM.model_copy(update={"device": "cuda:1"})
+    supervisor = start(started, settings, tmp_path, gpu(80, index=1))
+    deployment = make_deployment(model)
+
+    tick_until_state(supervisor, deployment, State.READY)
+
+    assert seen_by(supervisor, deployment) == "CUDA_VISIBLE_DEVICES=1 device=cuda"
+
+
 def test_an_engine_on_a_stated_cpu_sees_no_gpu_and_holds_the_cpu_alone(
     started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
 ) -> None:
@@ -397,7 +409,7 @@ def test_the_devices_of_a_supervisor_are_registered_before_its_first_tick(
     settings: Settings, tmp_path: Path, db: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state(settings, gpu(80), data_dir=tmp_path)
-    stop, present = threading.Event(), []
+    stop, present = threading.Event(), list[Device]()
     supervisor = Supervisor(settings.SLIPSTREAM, timings=TIMINGS)
 
     def tick() -> None:

@@ -89,7 +89,8 @@ class ProcessLauncher:
         if leases_devices(self.config):
             leased = device_lease(self.config, replica, speculator_dir)
             device = visible_devices(leased) or ""
-            device_kind = "cpu" if leased.kind == "cpu" else self.config.device
+            # Without the number of `cuda:1`, because the engine sees only the leased device.
+            device_kind = "cpu" if leased.kind == "cpu" else self.config.device.partition(":")[0]
             facts = {"device_kind": leased.kind, "hour_nanousd": leased.hour_nanousd}
         else:
             hardware_require(self.config, replica.deployment.hardware)

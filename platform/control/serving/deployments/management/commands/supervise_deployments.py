@@ -14,7 +14,11 @@ from control.core.observability.listener import listen
 from control.core.processes.log_files import logs_limit
 from control.core.settings.config import get_config
 from control.models.catalog.cache import model_copies_limit
-from control.queue.devices.services import endpoint_devices_renew, endpoint_devices_withdraw
+from control.queue.devices.services import (
+    endpoint_devices_register,
+    endpoint_devices_renew,
+    endpoint_devices_withdraw,
+)
 from control.queue.jobs.services import worker_beat, worker_leave
 from control.serving.deployments.launchers.leased_devices import leases_adopt, leases_devices
 from control.serving.deployments.supervisor import Supervisor, SupervisorTimings
@@ -59,7 +63,7 @@ def _supervise(supervisor: Supervisor, stop: threading.Event) -> None:
     ticked_at = time.monotonic()
     listen(lambda: time.monotonic() - ticked_at < HANGING_SECONDS)
     if is_leasing:  # before the first replica looks for a device
-        endpoint_devices_renew()
+        endpoint_devices_register()
         leases_adopt(supervisor.config)
     supervisor.kill_strays()
     while not stop.wait(TICK_SECONDS):

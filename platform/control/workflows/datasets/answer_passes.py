@@ -48,7 +48,9 @@ def answered_rows(source: Readable, *, path: str) -> dict[str, Any]:
                     _check_unique(row["custom_id"], line.number, line_of_id)
             except RowError as error:
                 raise FileRefused(error.code, f"line {line.number}: {error.message}") from error
-            file.write((b"" if row is None else json.dumps(row, separators=(",", ":")).encode()) + b"\n")
+            # without escapes, which could make a line of another alphabet longer than lines may be
+            text = "" if row is None else json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+            file.write(text.encode() + b"\n")
     if not line_of_id:
         raise FileRefused("empty_file", "has no rows")
     return {"num_rows": len(line_of_id)}

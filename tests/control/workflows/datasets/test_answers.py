@@ -9,6 +9,7 @@ import pytest
 
 from control.workflows.datasets.answer_passes import answered_rows
 from control.workflows.prompt_files.child import FileRefused
+from control.workflows.prompt_files.lines import MAX_LINE_BYTES
 
 USER, REPLY = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -80,6 +81,15 @@ def test_each_format_of_a_log_is_read(
     assert blank is None  # so line numbers stay those of the customer's file
     assert first == {"custom_id": "row-2", "url": url, "body": body, "answer": answer}
     assert second["custom_id"] == "7"
+
+
+def test_a_long_row_of_any_alphabet_stays_within_the_limit_for_a_line(tmp_path: Path) -> None:
+    row = {"messages": [USER, {"role": "assistant", "content": "é" * (MAX_LINE_BYTES // 2 - 200)}]}
+    path = tmp_path / "answers"
+
+    answered_rows(BytesIO(json.dumps(row, ensure_ascii=False).encode()), path=str(path))
+
+    assert path.stat().st_size <= MAX_LINE_BYTES
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from control.billing.usage.services import price_set
 from control.core.storage.backends import get_storage
 from control.data.files.models import File
 from control.models.adapters.models import Adapter
+from control.models.adapters.services import adapter_store
 from control.models.catalog.models import BaseModel
 from control.queue.jobs.checkpoints import checkpoint_folder
 from control.queue.jobs.failures import Failure
@@ -145,12 +146,12 @@ def test_an_attempt_whose_adapter_was_stored_meanwhile_by_another_one_has_the_sa
 ) -> None:
     """An attempt that has lost its lease saves the adapter while the next attempt stores its own."""
     job, _ = claimed(create(client, training_file))
-    store, first = adapters.adapter_store, []
+    first: list[Adapter] = []
 
     def overtaken(**values: Any) -> Adapter:
         if not first:
-            first.append(store(**{**values, "folder": write_adapter(tmp_path / "first")}))
-        return store(**values)
+            first.append(adapter_store(**{**values, "folder": write_adapter(tmp_path / "first")}))
+        return adapter_store(**values)
 
     monkeypatch.setattr(adapters, "adapter_store", overtaken)
     second = adapter_trained(job=job, folder=write_adapter(tmp_path / "second"))

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from control.models.catalog.models import Speculator
 from control.serving.deployments.models import Deployment
-from control.serving.deployments.services import deployment_update
+from control.serving.deployments.services import deployment_stop, deployment_update
 from control.serving.rollouts import evidence
 from control.serving.rollouts.evidence import Side, evidence_of
 from control.serving.rollouts.models import Rollout, RolloutEvidence
@@ -80,6 +80,28 @@ def test_an_undecided_rollout_ends_by_its_rule(
     found = get_rollout(client, made)
     assert (found["status"], found["reason"]["code"]) == (status, "undecided")
     assert found["trial"]["verdict"]["message"] == found["reason"]["message"]
+
+
+def test_a_deployment_that_is_stopped_during_the_promotion_leaves_no_canary_behind(
+    client: Client, deployment: Deployment, new_speculator: Speculator
+) -> None:
+    old = deployment.speculator
+    made, canary = start_canary(client, deployment, new_speculator)
+    add_better_canary(Rollout.objects.get())
+    rollouts_reconcile()
+    deployment.refresh_from_db()
+    assert (get_rollout(client, made)["status"], deployment.speculator) == ("promoting", new_speculator)
+
+    deployment_stop(deployment=deployment)
+    rollouts_reconcile()
+
+    found = get_rollout(client, made)
+    assert (found["status"], found["reason"]["code"]) == ("rolled_back", "deployment_stopped")
+    canary.refresh_from_db()
+    deployment.refresh_from_db()
+    assert (canary.desired_state, deployment.desired_state) == ("stopped", "stopped")
+    assert canary.deleted_at is not None
+    assert deployment.speculator == old
 
 
 def test_a_rollout_does_not_end_before_the_requests_that_its_promotion_needs(

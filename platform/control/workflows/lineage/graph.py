@@ -5,12 +5,12 @@ query for each kind of object and for each column that names objects, however ma
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from control.core.api.errors import ApiError
 from control.tenants.accounts.models import Organization
@@ -81,12 +81,24 @@ def _followed(
         return
     column = link.reverse if upwards and link.reverse else link.column
     if link.in_child == upwards and not link.reverse:  # the rows of the generation have the column
-        named = ((pk, row[link.column]) for pk, row in rows.items())
+        named = ((pk, other) for pk, row in rows.items() for other in _named(link, row[column]))
         yield from ((pk, other) for pk, other in named if other and kind_of(other) == far)
         return
-    referring = _rows_of(organization, far).filter(**{f"{column}__in": list(rows)})
-    for pk, other in referring.order_by("-pk").values_list("pk", column)[: MAX_NODES + 1]:
-        yield other, pk
+    referring = _rows_of(organization, far).filter(_names_one(link, column, list(rows)))
+    for pk, value in referring.order_by("-pk").values_list("pk", column)[: MAX_NODES + 1]:
+        yield from ((other, pk) for other in _named(link, value) if other in rows)
+
+
+def _named(link: Link, value: Any) -> list[Any]:
+    """Returns the ids in a value of the link's column."""
+    return [one.get(link.each) for one in value or ()] if link.each else [value]
+
+
+def _names_one(link: Link, column: str, ids: Sequence[str]) -> Q:
+    """Returns the condition that the column of a row names one of the ids."""
+    if not link.each:
+        return Q(**{f"{column}__in": ids})
+    return Q(*((f"{column}__icontains", each) for each in ids), _connector=Q.OR)
 
 
 def _rows_of(organization: Organization, kind: str) -> QuerySet[Any]:

@@ -61,6 +61,7 @@ class Link:
     child: str
     column: str
     in_child: bool = True  # whether the column is in the child's table
+    each: str = ""  # if the column is a list of objects: the member of each of them that has a parent's id
     reverse: str = ""  # of a relation of many to many: the parent's name of it; `column` is the child's
 
 
@@ -68,6 +69,7 @@ LINKS = (
     *(Link(kind, "file", "made_from") for kind in ("file", "dataset", "deployment", "speculator")),
     Link("file", "dataset", "file_id"),
     Link("dataset", "dataset", "origin__dataset_id"),
+    Link("dataset", "dataset", "origin__mix__sources", each="dataset_id"),
     Link("file", "batch", "input_file_id"),
     Link("batch", "batch", "resumed_from_id"),
     Link("batch", "file", "output_file_id", in_child=False),

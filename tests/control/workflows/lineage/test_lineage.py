@@ -63,6 +63,15 @@ class Chain:
             num_answers=0,
             origin={"dataset_id": self.dataset.pk},
         )
+        self.mix = add(
+            Dataset,
+            organization,
+            file=self.split_file,
+            status="valid",
+            num_rows=1,
+            num_answers=0,
+            origin={"mix": {"sources": [{"dataset_id": self.split.pk, "weight": 1.0}], "rows": 1, "seed": 0}},
+        )
         self.answers = make_file(organization)
         self.batch = add(
             Batch,
@@ -143,6 +152,7 @@ def test_the_lineage_of_a_deployment_leads_from_captured_requests_to_the_next_de
         (chain.first.pk, chain.captured.pk),
         (chain.captured.pk, chain.dataset.pk),
         (chain.dataset.pk, chain.split.pk),
+        (chain.split.pk, chain.mix.pk),
         (chain.split_file.pk, chain.batch.pk),
         (chain.batch.pk, chain.answers.pk),
         (chain.batch.pk, chain.distillation.pk),

@@ -20,10 +20,13 @@ from django.db.models import QuerySet
 
 from control.core.storage.backends import ObjectMissing, get_storage
 from control.core.storage.staging import CHUNK_BYTES, StagedWriter
+from control.models.adapters.services import CONFIG, WEIGHTS
+from control.queue.jobs.checkpoints import checkpoints_prefix
 from control.tenants.accounts.models import Organization
 from control.workflows.offboarding.contents import STORED_OBJECTS, StoredObjects, exported_tables, rows_with_objects
 from control.workflows.offboarding.rows import json_lines, rows_after
 
+_OF_ADAPTER = (CONFIG, WEIGHTS)
 MAX_LISTED = 1_000  # damaged objects that the manifest names
 
 
@@ -175,6 +178,10 @@ def _first_after(rows: QuerySet[Any], pk: Any) -> Any:
 def _objects_of(row: Any, source: StoredObjects) -> list[tuple[str, str, int]]:
     """Returns name, storage key and size of each stored object of the row, sorted by name."""
     value = getattr(row, source.column)
+    if source.label == "jobs.Job":  # customers may choose an adapter from every checkpoint of fine-tuning
+        folder = checkpoints_prefix(row.pk)
+        stored = sorted(get_storage().sizes(folder).items())
+        return [(name, f"{folder}/{name}", size) for name, size in stored if name.rpartition("/")[2] in _OF_ADAPTER]
     if source.is_folder:
         return [(name, f"{value}/{name}", size) for name, size in sorted(get_storage().sizes(value).items())]
     if source.label == "files.File":

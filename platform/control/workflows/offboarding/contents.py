@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from control.workflows.offboarding.tables import OwnedTable, owned_tables
+from workers.kinds import LORA
 
 NOT_EXPORTED: Mapping[str, str] = {
     "captures.CaptureKey": "a key of the installation; captured requests are exported in the clear",
@@ -52,10 +53,10 @@ STORED_OBJECTS = (
     StoredObjects("catalog.Speculator", "storage_prefix", is_folder=True),
     StoredObjects("evaluations.Evaluation", "plots_prefix", is_folder=True),
     StoredObjects("files.File", "storage_key", is_folder=False),
+    StoredObjects("jobs.Job", "checkpoint_key", is_folder=True),  # adapters only; the other files are working files
 )
 OBJECTS_NOT_EXPORTED: Mapping[str, str] = {
     "catalog.BaseSpeculator.storage_prefix": "published by operators, and not a customer's",
-    "jobs.Job.checkpoint_key": "working files of unfinished jobs",
     "jobs.JobShard.storage_key": "working files of unfinished jobs",
     "offboarding.OrganizationExportPart.storage_key": "the archive itself",
     "tenancy.StorageReservation.storage_key": "an object that is still being stored",
@@ -69,4 +70,6 @@ def exported_tables() -> list[OwnedTable]:
 
 def rows_with_objects(table: OwnedTable, source: StoredObjects, organization_id: str) -> QuerySet[Any]:
     rows = table.rows(organization_id).exclude(**{source.column: ""})
+    if source.label == "jobs.Job":
+        return rows.filter(params__method=LORA, finished_at__isnull=False)
     return rows.filter(deleted_at=None) if source.label == "files.File" else rows

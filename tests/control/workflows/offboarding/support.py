@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from control.core.storage.backends import get_storage
 from control.data.files.models import File
+from control.models.adapters.services import WEIGHTS
 from control.queue.jobs.models import Job
 from control.serving.captures.models import CapturedRequest, CaptureKey
 from control.serving.captures.sealing import Sealer, new_key
@@ -20,6 +21,7 @@ from control.workflows.offboarding.models import OrganizationExport
 from control.workflows.offboarding.tables import owned_tables
 from tests.control.factories import make_file
 from tests.control.tenants.row_security.any_row import make_any_row
+from workers.kinds import LORA
 
 CONTENT = b"the bytes of an object\n"
 PROMPT = "a captured prompt"
@@ -39,6 +41,8 @@ def fill(organization: Organization) -> None:
         put(f"{organization.pk}/{name}")
     for job in Job.objects.filter(organization=organization):
         put(f"jobs/{job.pk}/1/checkpoint")
+        put(f"jobs/{job.pk}/checkpoints/00000007.1/{WEIGHTS}")
+    Job.objects.filter(organization=organization).update(params={"method": LORA})
     make_file(organization)
     end_work(organization)
 

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from control.core.storage.backends import get_storage
 from control.data.files.models import File
+from control.queue.jobs.models import Job
 from control.tenants.accounts.models import Organization
 from control.workflows.offboarding import exporting, rows
 from control.workflows.offboarding.contents import (
@@ -26,7 +27,7 @@ from control.workflows.offboarding.exporting import export_add_part, exports_con
 from control.workflows.offboarding.models import OrganizationExport, OrganizationExportPart
 from control.workflows.offboarding.services import organization_export_create
 from control.workflows.offboarding.tables import owned_tables
-from tests.control.factories import make_file, make_organization
+from tests.control.factories import make_file, make_job, make_organization
 from tests.control.workflows.offboarding.support import (
     CONTENT,
     PROMPT,
@@ -34,6 +35,7 @@ from tests.control.workflows.offboarding.support import (
     fill,
     ids_of,
     key_columns,
+    put,
     stored_keys,
 )
 
@@ -96,6 +98,27 @@ def test_an_export_has_every_row_of_every_table_and_every_stored_object(
     assert sum(manifest["rows"].values()) == sum(
         name.count(b"\n") for n, name in archive.items() if n[:8] == "objects/"
     )
+
+
+def test_an_export_has_the_adapters_of_fine_tuning_also_of_a_failed_job_and_no_working_files(
+    client: Client, organization: Organization
+) -> None:
+    failed, other = (
+        make_job(organization, kind="training", params={"method": method}, status="failed", finished_at=timezone.now())
+        for method in ("lora", "medusa")
+    )
+    for job in (failed, other):
+        Job.objects.filter(pk=job.pk).update(checkpoint_key=f"jobs/{job.pk}/checkpoints/00000007.1")
+        for name in ("adapter_model.safetensors", "adapter_config.json", "state.pt"):
+            put(f"jobs/{job.pk}/checkpoints/00000007.1/{name}")
+
+    archive = archive_of(client, complete(organization_export_create(organization=organization)))
+
+    prefix = f"stored/jobs.Job/{failed.pk}/00000007.1"
+    assert {name for name in archive if name.startswith("stored/jobs.Job/")} == {
+        f"{prefix}/adapter_model.safetensors",
+        f"{prefix}/adapter_config.json",
+    }
 
 
 def test_an_export_does_not_say_which_devices_of_the_installation_an_organization_holds() -> None:

@@ -1,5 +1,7 @@
 """Engines lease the devices that the operators state, as jobs do. The fake engines print what they see."""
 
+# long: all cases in which engines and jobs meet on a device use the same fixtures of processes
+
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext

@@ -47,7 +47,7 @@ def add(model: type[models.Model], organization: Organization, **values: Any) ->
 class Chain:
     """Captured requests of a deployment become prompts, answers, a speculator, and at last another deployment."""
 
-    def __init__(self, organization: Organization, base_model: BaseModel) -> None:
+    def __init__(self, organization: Organization, base_model: BaseModel) -> None:  # long: one object of each kind
         self.first = add(Deployment, organization, name="first", base_model=base_model)
         self.captured = make_file(organization)
         File.objects.filter(pk=self.captured.pk).update(made_from=self.first.pk)
@@ -280,7 +280,7 @@ def test_a_pipeline_with_redacted_answers_leads_back_to_the_uploaded_file(
     rows[3]["messages"][1]["content"] = "write to ann@example.com"
     logs = make_file(organization, rows, purpose="fine-tune")
     model = make_base_model(organization=organization)
-    body = {"model": model.name, "prompts_file": logs.pk, "answers": "file"}
+    body: dict[str, Any] = {"model": model.name, "prompts_file": logs.pk, "answers": "file"}
 
     made = create_pipeline(client, **body, on_sensitive="redact")
 

@@ -41,8 +41,12 @@ class Redaction:
         if isinstance(value, list):
             return [self.apply(item) for item in value]
         if isinstance(value, dict):
-            return {name: item if name in _NOT_TEXT else self.apply(item) for name, item in value.items()}
+            return {name: self._of_member(name, item) for name, item in value.items()}
         return value
+
+    def _of_member(self, name: str, item: Any) -> Any:
+        """A keyword is a text. An object or list of the same name, such as a parameter `type` of a tool, has texts."""
+        return item if name in _NOT_TEXT and isinstance(item, str) else self.apply(item)
 
     def _redacted(self, text: bytes) -> bytes:
         for recogniser in self._recognisers:

@@ -46,7 +46,9 @@ def rounds_begin() -> None:
 
 
 def _enabled() -> Iterator[Loop]:
-    ids = list(Loop.objects.filter(enabled=True).order_by("pk").values_list("pk", flat=True))
+    ids = list(
+        Loop.objects.filter(enabled=True, deployment__deleted_at=None).order_by("pk").values_list("pk", flat=True)
+    )
     for start in range(0, len(ids), _CHUNK):
         rows = Loop.objects.filter(pk__in=ids[start : start + _CHUNK])
         yield from rows.select_related("deployment__acceptance_watch", "organization")

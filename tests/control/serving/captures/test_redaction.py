@@ -151,3 +151,12 @@ def test_roles_and_types_of_messages_and_tools_are_not_redacted() -> None:
     assert json.dumps(redacted) == json.dumps(
         {"messages": [{"role": "user", "content": REPLACEMENT}], "tools": [{"type": "function"}]}
     )
+
+
+def test_texts_in_an_object_that_has_the_name_of_a_keyword_are_redacted() -> None:
+    parameters = {"properties": {"type": {"type": "string", "description": "such as the user's"}}}
+
+    redacted = Redaction((), ["user"]).apply({"tools": [{"type": "function", "parameters": parameters}]})
+
+    described = redacted["tools"][0]["parameters"]["properties"]["type"]
+    assert described == {"type": "string", "description": f"such as the {REPLACEMENT}'s"}

@@ -105,6 +105,8 @@ def page_paths(claim: Claim) -> dict[str, str]:
         "webhook": ("webhooks_webhookendpoint", world.delivery.endpoint_id),
         "evaluation": ("evaluations_evaluation", World(make_organization("Initech")).evaluation.pk),
         "dataset": ("datasets_dataset", world.dataset.pk),
+        "loop": ("loops_loop", world.loop.pk),
+        "round": ("loops_loopround", world.loop_round.pk),
     }
     lists = (
         "jobs_job",
@@ -119,6 +121,7 @@ def page_paths(claim: Claim) -> dict[str, str]:
         "overview": reverse("admin:index"),
         "queue": reverse("queue"),
         "pool": reverse("pool"),
+        "lineage": reverse("lineage", args=[world.speculator.pk]),
         "compare": f"{reverse('speculators-compare')}?ids={','.join(compared)}",
         "limits": f"{reverse('admin:tenancy_limits_add')}?organization={world.organization.pk}",
         "form-choose-organization": reverse("admin:pipelines_pipeline_add"),

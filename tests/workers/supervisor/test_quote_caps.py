@@ -3,14 +3,18 @@
 The device time of attempts that the service lost, and of training that a gate refused, is credited once.
 """
 
+import datetime as dt
 import sys
 
 from django.core.management import call_command
-from django.db.models import Sum
+from django.db import transaction
+from django.db.models import F, Sum
+from django.db.models.functions import Now
 
 from control.billing.ledger.models import LedgerLine, Subject
 from control.billing.spending.selectors import spent_this_month
 from control.queue.jobs.models import Job, JobEvent
+from control.queue.jobs.state import event_add
 from control.workflows.batches.caps import quote_spent_nanousd
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.services import pipeline_cancel
@@ -19,6 +23,7 @@ from control.workflows.quotes.services import quote_cap_set
 from tests.control.billing.spending.support import make_quote
 from tests.control.billing.usage.test_credits import credits_of, use_hour
 from tests.control.workflows.pipelines.helpers import REPORT, advance_to_stage, make_pipeline
+from tests.workers.supervisor.conftest import LEASE_SECONDS, RENEW_SECONDS
 from tests.workers.supervisor.live import LiveStack, kill_9
 from tests.workers.supervisor.test_pipeline import wait_for_status
 
@@ -74,9 +79,19 @@ def test_a_pipeline_pauses_at_the_cap_in_each_stage_after_at_most_one_further_ch
     assert quote_spent_nanousd(quote.pk) > spent
 
 
+def record_endings() -> None:
+    """Records what workers would have recorded of the jobs that a test has ended by itself."""
+    ended = Job.objects.filter(status=Job.Status.SUCCEEDED).exclude(events__type=Job.Status.SUCCEEDED)
+    with transaction.atomic():
+        for job in ended:
+            event_add(job_id=job.pk, type=Job.Status.SUCCEEDED, data={})
+            Job.objects.filter(pk=job.pk, finished_at=None).update(finished_at=Now())
+
+
 def test_an_evaluation_above_the_cap_starts_no_child_and_can_be_cancelled(stack: LiveStack) -> None:
     pipeline, _ = make_quoted(stack, cap_nanousd=DOLLAR)
     pipeline = advance_to_stage("evaluate", pipeline)
+    record_endings()
     assert pipeline.training_job is not None
     call_command("device_price_set", "cuda", "2")
     use_hour(stack.organization, pipeline.training_job.pk)
@@ -93,7 +108,10 @@ def test_the_attempt_of_a_killed_worker_is_charged_and_given_back_once(stack: Li
     call_command("device_price_set", "cpu", "3600")
     pipeline = make_pipeline(stack.organization, base_model=stack.base_model, num_rows=4, deploy=False)
     worker = stack.start_worker(child="--row-seconds 0.3")
-    stack.wait_until(lambda: Job.objects.filter(kind="training").exclude(checkpoint_key="").exists(), 60)
+    # The time of a killed worker's attempt ends at the last renewal of its lease.
+    renewed = F("claimed_at") + dt.timedelta(seconds=LEASE_SECONDS + RENEW_SECONDS / 2)
+    training = Job.objects.filter(kind="training", lease_until__gt=renewed).exclude(checkpoint_key="")
+    stack.wait_until(training.exists, 60)
     kill_9(worker)
     stack.start_worker()
 
@@ -118,6 +136,7 @@ def test_gates_judged_by_processes_that_are_killed_give_each_attempt_back_once(s
         for sequence in ("1", "2"):
             use_hour(stack.organization, pipeline.training_job_id, sequence)
     Job.objects.filter(kind="evaluation").update(status=Job.Status.SUCCEEDED, result=REPORT)
+    record_endings()
     rejected = Pipeline.objects.filter(status="rejected")
     judges = [stack.start_worker(sys.executable, "-c", RECONCILE) for _ in range(2)]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from django.core.management import find_commands, get_commands
+from pydantic import AliasChoices
 
 from control.core.observability import metrics
 from control.core.settings.config import Config
@@ -22,7 +23,11 @@ IMAGES = sorted((ROOT / "deploy" / "docker").glob("*.Dockerfile"))
 
 
 def settings() -> set[str]:
-    return {f"SLIPSTREAM_{name.upper()}" for config in (Config, JobConfig) for name in config.model_fields}
+    """Returns the variables of all settings, with the names that earlier releases gave them."""
+    fields = {name: field for config in (Config, JobConfig) for name, field in config.model_fields.items()}
+    aliases = [field.validation_alias for field in fields.values()]
+    choices = [alias.choices for alias in aliases if isinstance(alias, AliasChoices)]
+    return {f"SLIPSTREAM_{name.upper()}" for name in fields} | {str(name) for names in choices for name in names}
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -78,11 +78,8 @@ def claim() -> Claim:
     return claim
 
 
-def page_paths(claim: Claim) -> dict[str, str]:
-    """Maps names of screenshots to the paths of pages, one page of every kind."""
-    world = World(make_organization("Globex"))
-    make_key(world.organization)
-    job = Job.objects.get(pk=claim.job_id)
+def compared_speculators(world: World) -> list[str]:
+    """Makes speculators with reports, and returns their ids."""
     report: dict[str, object] = {
         "acceptance_length": 2.31,
         "speedup": 1.72,
@@ -90,10 +87,18 @@ def page_paths(claim: Claim) -> dict[str, str]:
         "tokens_per_second_speculative": 64.2,
     }
     report |= {"model": "a-model-with-a-name", "acceptance_rate_per_position_without_loops": [0.61, 0.27, 0.11]}
-    compared = [
+    return [
         make_speculator(world.base_model, world.organization, name=f"a-rather-long-name-{n}", report=report).pk
         for n in range(4)
     ]
+
+
+def page_paths(claim: Claim) -> dict[str, str]:
+    """Maps names of screenshots to the paths of pages, one page of every kind."""
+    world = World(make_organization("Globex"))
+    make_key(world.organization)
+    job = Job.objects.get(pk=claim.job_id)
+    compared = compared_speculators(world)
     rows = {
         "job": ("jobs_job", job.pk),
         "organization": ("accounts_organization", world.organization.pk),

@@ -60,16 +60,24 @@ def our_arms(model: Path, speculators: Sequence[Path]) -> list[Arm]:
 
     Raises: WorkloadError: a folder does not contain a speculator.
     """
-    int8 = replace(_ours(model, PLAIN, "none"), weights="int8")
-    arms = [_ours(model, PLAIN, "none"), int8, *(_ours(model, drafter, drafter) for drafter in WITHOUT_WEIGHTS)]
+    plain = our_arm(model, PLAIN, "none")
+    arms = [plain, replace(plain, weights="int8"), *(our_arm(model, drafter, drafter) for drafter in WITHOUT_WEIGHTS)]
     for folder in speculators:
         kind = speculator_kind(folder)
-        arms += [_ours(model, name, name, folder) for name in (kind, f"{kind}+suffix")]
+        arms += [our_arm(model, name, name, folder) for name in (kind, f"{kind}+suffix")]
     return arms
 
 
-def _ours(model: Path, label: str, drafter: str, speculator: Path | None = None) -> Arm:
-    settings = {"model": str(model), "drafter": drafter, "speculator": str(speculator) if speculator else None}
+def our_arm(
+    model: Path, label: str, drafter: str, speculator: Path | None = None, *, draft_budget: int | None = None
+) -> Arm:
+    """Args: label: names the drafting method in the results. draft_budget: None: adaptive."""
+    settings = {
+        "model": str(model),
+        "drafter": drafter,
+        "speculator": str(speculator) if speculator else None,
+        "draft_budget": draft_budget,
+    }
     return Arm(engine=OURS, drafter=label, runner="run_slipstream", settings=settings)
 
 

@@ -35,7 +35,7 @@ from engine.generate import generate
 from engine.load import load_engine
 from engine.request import Request, SamplingParams
 from examples.prepare_model import ModelNotFoundError, prepare
-from examples.prompts import batch_row, prompt_sets
+from examples.prompts import chat_row, messages, prompt_sets
 from workers.training.__main__ import answer_prompts
 from workers.training.data import split_key
 
@@ -113,11 +113,11 @@ def write_answers(
     *,
     kept: Path,
     max_tokens: int,
-    row: Callable[..., dict[str, Any]] = batch_row,
+    messages: Callable[[str], list[dict[str, str]]] = messages,
 ) -> None:
     """Writes the questions with their answers to `path`, as training rows.
 
-    row: makes the batch row of a question; has the parameters of `batch_row`.
+    messages: makes the conversation that ends with a question.
 
     Effects: answers that are not yet stored in the folder `kept` are generated and stored there.
     """
@@ -125,7 +125,10 @@ def write_answers(
     missing = [question for question in questions if _row_id(question) not in stored.rows]
     if missing:
         prompts, tokens = kept / "missing.jsonl", kept / "missing-tokens.jsonl"
-        rows = [row(_row_id(question), question, model=model.name, max_tokens=max_tokens) for question in missing]
+        rows = [
+            chat_row(_row_id(question), messages(question), model=model.name, max_tokens=max_tokens)
+            for question in missing
+        ]
         prompts.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         answer_prompts(model, prompts, tokens, lambda event: None)
         stored.add(tokens)

@@ -51,14 +51,14 @@ def messages(question: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"Question: {question}"}]
 
 
-def batch_row(custom_id: str, question: str, *, model: str, max_tokens: int) -> dict[str, Any]:
-    body = {"model": model, "messages": messages(question), "max_tokens": max_tokens, "temperature": 0}
+def chat_row(custom_id: str, messages: list[dict[str, str]], *, model: str, max_tokens: int) -> dict[str, Any]:
+    body = {"model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
 def write_rows(path: Path, questions: Sequence[str], *, prefix: str, model: str, max_tokens: int) -> None:
     rows = (
-        batch_row(f"{prefix}-{number:04}", question, model=model, max_tokens=max_tokens)
+        chat_row(f"{prefix}-{number:04}", messages(question), model=model, max_tokens=max_tokens)
         for number, question in enumerate(questions)
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -25,9 +25,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
-from benchmarks.arms import OURS, PLAIN, Arm
+from benchmarks.arms import OURS, PLAIN, Arm, our_arm
 from benchmarks.cpu import Plan, measure, start
 from benchmarks.peers.install import PeerMissing
 from benchmarks.report import Machine
@@ -73,7 +72,7 @@ def _measure(workload: str, model: Path, args: argparse.Namespace) -> Samples:
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, whose training would continue
     folder.mkdir()
     answers = folder / "answers.jsonl"
-    write_answers(model, known, answers, kept=args.folder, max_tokens=args.max_tokens, row=_row)
+    write_answers(model, known, answers, kept=args.folder, max_tokens=args.max_tokens, messages=_messages)
     hyperparameters = {"max_steps": args.steps, "epochs": 10_000, "patience": 0}
     custom = train_speculator(args.kind, model, answers, hyperparameters, initial=args.base if args.adapt else None)
     tokenizer = Tokenizer.load(model)
@@ -100,29 +99,14 @@ def _messages(prompt: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": prompt}]
 
 
-def _row(custom_id: str, prompt: str, *, model: str, max_tokens: int) -> dict[str, Any]:
-    body = {"model": model, "messages": _messages(prompt), "max_tokens": max_tokens, "temperature": 0}
-    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
-
-
 def _arms(model: Path, custom: Path, base: Path | None) -> list[Arm]:
     """Raises: WorkloadError: a folder does not contain a speculator."""
-    arms = [_arm(model, _NONE, "none"), _arm(model, _SUFFIX, "suffix")]
+    arms = [our_arm(model, PLAIN, "none"), our_arm(model, _SUFFIX, "suffix")]
     for name, folder in (("base", base), ("custom", custom)):
         if folder is not None:
             kind = speculator_kind(folder)
-            arms += [_arm(model, name, kind, folder), _arm(model, f"{name} + suffix", f"{kind}+suffix", folder)]
-    return [*arms, _arm(model, "custom once", speculator_kind(custom), custom, draft_budget=1)]
-
-
-def _arm(model: Path, name: str, drafter: str, speculator: Path | None = None, draft_budget: int | None = None) -> Arm:
-    settings = {"model": str(model), "drafter": drafter, "speculator": str(speculator) if speculator else None}
-    return Arm(
-        engine=OURS,
-        drafter=PLAIN if name == _NONE else name,
-        runner="run_slipstream",
-        settings=settings | {"draft_budget": draft_budget},
-    )
+            arms += [our_arm(model, name, kind, folder), our_arm(model, f"{name} + suffix", f"{kind}+suffix", folder)]
+    return [*arms, our_arm(model, "custom once", speculator_kind(custom), custom, draft_budget=1)]
 
 
 def table(measured: dict[str, Samples], machine: Machine, args: argparse.Namespace) -> str:

@@ -7,6 +7,7 @@ task also finds a threshold that was already reached when it was stated, or when
 
 import datetime as dt
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import structlog
@@ -24,7 +25,7 @@ from control.core.settings.config import get_config
 from control.tenants.accounts.models import Member, Organization, Project
 from control.tenants.audit.record import audited
 from control.tenants.events.services import event_record
-from control.tenants.row_security.scope import as_tenant
+from control.tenants.row_security.each import each_as_tenant
 
 log = structlog.get_logger(__name__)
 MAX_THRESHOLDS = 5
@@ -63,12 +64,17 @@ def thresholds_report() -> None:
     if now < closes_at(previous := previous_month(month)):
         months.append(previous)
     for each in months:
-        for threshold in thresholds_to_report(each)[:REPORTS_A_RUN]:
-            try:
-                with as_tenant(threshold.organization_id, None):
-                    threshold_report(threshold=threshold, month=each)
-            except Exception:  # an error in one report must not stop the others
-                log.exception("could not report a spending threshold", threshold_id=threshold.pk)
+        each_as_tenant(
+            thresholds_to_report(each)[:REPORTS_A_RUN],
+            partial(_report, each),
+            failure="could not report a spending threshold",
+            name="threshold_id",
+            project_of=lambda _: None,
+        )
+
+
+def _report(month: dt.date, threshold: Threshold) -> None:
+    threshold_report(threshold=threshold, month=month)
 
 
 @transaction.atomic

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-import structlog
 from django.db import transaction
 from django.utils import timezone
 
@@ -20,9 +19,8 @@ from control.serving.acceptance.models import AcceptanceWatch
 from control.serving.deployments.figures import figures_by_bucket
 from control.serving.deployments.models import UP, Deployment, Replica
 from control.tenants.events.services import event_record
-from control.tenants.row_security.scope import as_tenant
+from control.tenants.row_security.each import each_as_tenant
 
-log = structlog.get_logger(__name__)
 State = AcceptanceWatch.State
 
 MIN_DRAFTS = 100  # successive minutes form one bin until they have so many drafts
@@ -34,12 +32,12 @@ _DETECTOR_FIELDS = ("num_bins", "num_drafts", "mean", "squares", "statistic", "c
 
 def acceptance_watch_all() -> None:
     """Reads the samples of all deployments that serve with a speculator and that have a process."""
-    for deployment in _running():
-        try:
-            with as_tenant(deployment.organization_id, deployment.project_id):
-                acceptance_watch(deployment=deployment)
-        except Exception:  # an error in one deployment must not stop the others
-            log.exception("could not watch the acceptance length", deployment_id=deployment.pk)
+    each_as_tenant(
+        _running(),
+        lambda deployment: acceptance_watch(deployment=deployment),
+        failure="could not watch the acceptance length",
+        name="deployment_id",
+    )
 
 
 def _running() -> Iterator[Deployment]:

@@ -15,8 +15,8 @@ divided equally between these gates and, in each gate, between the two processes
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, Self
 
 from control.serving.rollouts.sequential import Interval, Sums, bernoulli_interval, bounded_interval
 
@@ -88,6 +88,11 @@ class Terms:
     max_slow_increase: float = 0.02
     max_requests: int = 100_000  # of the candidate, until an undecided rollout ends
     on_undecided: Literal["promote", "roll_back"] = "roll_back"
+
+    @classmethod
+    def of(cls, source: object) -> Self:
+        """Returns the terms that a rollout, or a request for one, has as attributes of the same names."""
+        return cls(**{field.name: getattr(source, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

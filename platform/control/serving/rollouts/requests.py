@@ -5,6 +5,7 @@ from control.models.base_speculators.choices import ready_speculators
 from control.models.base_speculators.services import speculator_resolve
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import deployment_get
+from control.serving.rollouts.decision import Terms
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.schemas import RolloutInput
 from control.serving.rollouts.services import rollout_create
@@ -16,7 +17,7 @@ def create_from(deployment: Deployment, body: RolloutInput) -> Rollout:
         deployment=deployment,
         speculator=speculator_resolve(deployment.organization, body.speculator_id),
         share_percent=body.share_percent,
-        terms=body.terms(),
+        terms=Terms.of(body),
         max_seconds=body.max_seconds,
         allow_output_change=body.allow_output_change,
         mode=body.mode,

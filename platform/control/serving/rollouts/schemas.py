@@ -6,7 +6,6 @@ from pydantic import Field, SkipValidation
 
 from control.core.api.schemas import IntRange, Number, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.serving.deployments.schemas import ALLOW_OUTPUT_CHANGE
-from control.serving.rollouts.decision import Terms
 from control.serving.rollouts.models import Rollout
 
 
@@ -51,19 +50,6 @@ class RolloutInput(RequestModel):
         "previous one, and return to that if a gate fails. 0: not at all.",
     )
     allow_output_change: bool = Field(default=False, description=ALLOW_OUTPUT_CHANGE)
-
-    def terms(self) -> Terms:
-        return Terms(
-            min_requests=self.min_requests,
-            max_acceptance_drop=self.max_acceptance_drop,
-            max_error_rate=self.max_error_rate,
-            alpha=self.alpha,
-            first_token_seconds=self.first_token_seconds,
-            inter_token_seconds=self.inter_token_seconds,
-            max_slow_increase=self.max_slow_increase,
-            max_requests=self.max_requests,
-            on_undecided="promote" if self.on_undecided == Rollout.OnUndecided.PROMOTE else "roll_back",
-        )
 
 
 class RolloutReason(ResponseModel):

@@ -11,6 +11,7 @@ rollout is promoted as soon as the deployment has restarted.
 
 import datetime as dt
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import structlog
@@ -33,10 +34,10 @@ from control.serving.rollouts.decision import UNDECIDED, Decision, Evidence, Ter
 from control.serving.rollouts.evidence import Side, evidence_of, evidence_start
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.selectors import ACTIVE, rollouts_active
-from control.serving.rollouts.verdicts import terms_of, verdict_of
+from control.serving.rollouts.verdicts import verdict_of
 from control.tenants.audit.record import audited
 from control.tenants.events.services import event_record
-from control.tenants.row_security.scope import as_tenant
+from control.tenants.row_security.each import each_as_tenant
 
 log = structlog.get_logger(__name__)
 Status, State = Rollout.Status, Deployment.State
@@ -82,15 +83,7 @@ def rollout_create(
                 speculator=speculator,
                 previous=deployment.speculator,
                 share_percent=share_percent,
-                min_requests=terms.min_requests,
-                max_acceptance_drop=terms.max_acceptance_drop,
-                max_error_rate=terms.max_error_rate,
-                alpha=terms.alpha,
-                first_token_seconds=terms.first_token_seconds,
-                inter_token_seconds=terms.inter_token_seconds,
-                max_slow_increase=terms.max_slow_increase,
-                max_requests=terms.max_requests,
-                on_undecided=terms.on_undecided,
+                **asdict(terms),
                 max_seconds=max_seconds,
                 mode=mode,
                 watch_seconds=watch_seconds,
@@ -111,12 +104,13 @@ def rollout_cancel(*, rollout: Rollout) -> bool:
 def rollouts_reconcile() -> None:
     """Advances all rollouts. All workers call this every few seconds; a compare-and-swap lets only one of them make
     each transition."""
-    for rollout in rollouts_active():
-        try:
-            with as_tenant(rollout.organization_id, rollout.deployment.project_id):
-                _STEPS[Status(rollout.status)](rollout)
-        except Exception:  # an error in one rollout must not stop the others
-            log.exception("could not reconcile a rollout", rollout_id=rollout.pk)
+    each_as_tenant(
+        rollouts_active(),
+        lambda rollout: _STEPS[Status(rollout.status)](rollout),
+        failure="could not reconcile a rollout",
+        name="rollout_id",
+        project_of=lambda rollout: rollout.deployment.project_id,
+    )
 
 
 def _start(rollout: Rollout) -> None:
@@ -137,7 +131,7 @@ def _try(rollout: Rollout) -> None:
     assert rollout.started_at is not None
     if rollout.trial is None:
         evidence_start(rollout, Side.CANDIDATE, Side.STABLE)  # the previous release may have begun the trial
-    evidence, terms = evidence_of(rollout), terms_of(rollout)
+    evidence, terms = evidence_of(rollout), Terms.of(rollout)
     candidate, stable = evidence[Side.CANDIDATE], evidence[Side.STABLE]
     # A speculator that contains an adapter changes answers, and the customer has allowed that.
     compares = rollout.mode == Rollout.Mode.SHADOW and not changes_output(rollout.previous, rollout.speculator)
@@ -195,7 +189,7 @@ def _keep_watching(rollout: Rollout) -> None:
     if rollout.deployment.state == State.FAILED or has_given_up(rollout.deployment):
         _roll_back(rollout, "deployment_failed", "The deployment failed with the new speculator.")
         return
-    evidence, terms = evidence_of(rollout), terms_of(rollout)
+    evidence, terms = evidence_of(rollout), Terms.of(rollout)
     promoted, stable = evidence[Side.PROMOTED], evidence[Side.STABLE]
     gates = gates_of(promoted, stable, terms)
     decision = decide(promoted, gates, terms)

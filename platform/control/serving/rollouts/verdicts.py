@@ -13,20 +13,6 @@ from control.serving.rollouts.decision import Decision, Evidence, Gate, Terms
 from control.serving.rollouts.models import Rollout
 
 
-def terms_of(rollout: Rollout) -> Terms:
-    return Terms(
-        min_requests=rollout.min_requests,
-        max_acceptance_drop=rollout.max_acceptance_drop,
-        max_error_rate=rollout.max_error_rate,
-        alpha=rollout.alpha,
-        first_token_seconds=rollout.first_token_seconds,
-        inter_token_seconds=rollout.inter_token_seconds,
-        max_slow_increase=rollout.max_slow_increase,
-        max_requests=rollout.max_requests,
-        on_undecided="promote" if rollout.on_undecided == Rollout.OnUndecided.PROMOTE else "roll_back",
-    )
-
-
 def verdict_of(
     rollout: Rollout,
     *,
@@ -39,7 +25,7 @@ def verdict_of(
     """Args: phase: `trial` or `watch`."""
     verdict: dict[str, Any] = {
         "rules": {
-            **asdict(terms_of(rollout)),
+            **asdict(Terms.of(rollout)),
             "mode": rollout.mode,
             "share_percent": rollout.share_percent,
             "max_seconds": rollout.max_seconds,

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from control.workflows.prompt_files.child import FileRefused, serve
-from control.workflows.prompt_files.lines import MAX_LINE_BYTES, Line, Readable, read_lines
+from control.workflows.prompt_files.lines import Line, Readable, read_lines, without_mark
 from control.workflows.prompt_files.rows import (
     ENDPOINTS,
     RowError,
     check_messages,
+    content_of,
     kind_of,
     parse_object,
     quoted,
@@ -31,7 +32,6 @@ _ANSWER_MEMBERS = ("role", "content", "tool_calls", "reasoning_content")
 _ENDS = ("stop", "length", "tool_calls")
 # Members of a logged request that concern only the service that answered it, such as the name of its model.
 _OF_SERVICE = frozenset({"model", "stream", "stream_options"})
-_BOM = b"\xef\xbb\xbf"
 
 
 def answered_rows(source: Readable, *, path: str) -> dict[str, Any]:
@@ -58,10 +58,7 @@ def answered_rows(source: Readable, *, path: str) -> dict[str, Any]:
 
 def _answered_row(line: Line) -> dict[str, Any] | None:
     """Returns None for a blank line. Raises: RowError."""
-    if line.content is None:
-        message = f"a line must have at most {MAX_LINE_BYTES:,} bytes, got {line.size_bytes:,}"
-        raise RowError("line_too_long", message)
-    content = line.content.removeprefix(_BOM) if line.number == 1 else line.content
+    content = content_of(without_mark(line))
     if not content.strip():
         return None
     row = parse_object(content)

@@ -11,7 +11,7 @@ from typing import Any, Self
 from control.workflows.datasets.formats import Example, Format, format_of, read_example
 from control.workflows.datasets.position import byte_column
 from control.workflows.prompt_files.lines import MAX_LINE_BYTES, Line, Readable
-from control.workflows.prompt_files.rows import RowError, parse_object
+from control.workflows.prompt_files.rows import RowError, content_of, parse_object
 from control.workflows.prompt_files.validation import MAX_ERRORS, MAX_ROWS, read_text_lines
 
 SYNTAX_CODES = frozenset({"invalid_json_line", "invalid_utf8", "line_too_long"})
@@ -78,10 +78,7 @@ def examine(
 
 
 def _read(line: Line, findings: Findings, max_line_bytes: int) -> Example:
-    if line.content is None:
-        message = f"A line must have at most {max_line_bytes:,} bytes, got {line.size_bytes:,}"
-        raise RowError("line_too_long", message)
-    row = parse_object(line.content)
+    row = parse_object(content_of(line, max_line_bytes))
     if findings.format is None:
         findings.format = format_of(row)
     elif findings.format not in _possible_formats(row):

@@ -5,6 +5,7 @@ from typing import Any
 from control.billing.spending.schemas import nanousd
 from control.core.api.errors import ApiError
 from control.core.api.forms import ConsoleForm, name_choices
+from control.models.catalog.hyperparameters import hyperparameters_check
 from control.models.catalog.models import Speculator
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import deployment_get
@@ -12,8 +13,6 @@ from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
 from control.workflows.loops.models import Loop
 from control.workflows.loops.schemas import LoopGate, LoopInput, LoopLimits, LoopRecipe, LoopUpdateInput
 from control.workflows.loops.services import loop_set, loop_update
-from workers.hyperparameters.fields import HyperparameterError
-from workers.hyperparameters.kinds import read_hyperparameters
 from workers.kinds import OUTPUT_CHANGING_KINDS, REQUESTED_KINDS
 
 _NAMES = ("enabled", "triggers", "limits", "recipe", "gate", "rollout")
@@ -66,14 +65,7 @@ def training_of(recipe: LoopRecipe, serving: Speculator | None) -> dict[str, Any
         raise ApiError(400, message, "output_change", "recipe.kind")
     limit = {} if recipe.max_seconds is None else {"max_seconds": recipe.max_seconds}
     values = {**recipe.hyperparameters, **limit}
-    try:
-        read_hyperparameters(kind, values)
-    except HyperparameterError as error:
-        if error.name == "kind":
-            raise ApiError(400, f"recipe.kind: {error}", "invalid_value", "recipe.kind") from None
-        code = "invalid_value" if error.known else "unknown_parameter"
-        param = f"recipe.hyperparameters.{error.name[:80]}"
-        raise ApiError(400, f"{param}: {error}", code, param) from None
+    hyperparameters_check(kind, values, param="recipe.hyperparameters", kind_param="recipe.kind")
     return {"kind": kind, "seed": recipe.seed, **values}
 
 

@@ -28,7 +28,7 @@ from control.serving.deployments.models import Deployment
 from control.serving.rollouts.models import Rollout
 from control.serving.rollouts.services import rollout_create
 from control.tenants.authentication.caller import on_account_of
-from control.tenants.row_security.scope import as_tenant
+from control.tenants.row_security.each import each_as_tenant
 from control.workflows.loops.gate import compared, objection
 from control.workflows.loops.models import Loop, LoopRound
 from control.workflows.loops.requests import training_of
@@ -60,12 +60,9 @@ class _OvertakenError(Exception):
 
 def rounds_reconcile() -> None:
     """Advances all rounds that have not ended. Every worker calls it every few seconds."""
-    for row in rounds_active():
-        try:
-            with as_tenant(row.organization_id, row.project_id):
-                round_advance(of=row)
-        except Exception:  # an error in one round must not stop the others
-            log.exception("could not advance a round", round_id=row.pk)
+    each_as_tenant(
+        rounds_active(), lambda row: round_advance(of=row), failure="could not advance a round", name="round_id"
+    )
 
 
 def round_advance(*, of: LoopRound) -> LoopRound:

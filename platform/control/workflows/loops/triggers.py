@@ -4,7 +4,6 @@ import datetime as dt
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import structlog
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
@@ -14,13 +13,12 @@ from control.serving.captures.models import Capture
 from control.serving.captures.selectors import requests_kept
 from control.serving.deployments.models import Deployment
 from control.tenants.events.services import event_record
-from control.tenants.row_security.scope import as_tenant
+from control.tenants.row_security.each import each_as_tenant
 from control.workflows.loops.models import Loop, LoopRound
 from control.workflows.loops.schemas import LoopTriggers
 from control.workflows.loops.selectors import month_spend, round_running
 from control.workflows.loops.state import Status
 
-log = structlog.get_logger(__name__)
 State, Trigger = Deployment.State, LoopRound.Trigger
 
 _CHUNK = 100
@@ -36,13 +34,12 @@ class _Due:
 
 def rounds_begin() -> None:
     """Begins the rounds that are due. Workers call this every half a minute."""
-    for loop in _enabled():
-        try:
-            with as_tenant(loop.organization_id, loop.project_id):
-                if _due(loop) is not None:
-                    round_begin(loop=loop)
-        except Exception:  # an error in one loop must not stop the others
-            log.exception("could not begin a round", loop_id=loop.pk)
+    each_as_tenant(_enabled(), _begin_if_due, failure="could not begin a round", name="loop_id")
+
+
+def _begin_if_due(loop: Loop) -> None:
+    if _due(loop) is not None:  # without a lock, because this is rare
+        round_begin(loop=loop)
 
 
 def _enabled() -> Iterator[Loop]:

@@ -14,7 +14,7 @@ from django.db.models import Q, QuerySet
 from control.core.api.errors import ApiError
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_start, deployment_stop
-from control.tenants.row_security.scope import as_tenant
+from control.tenants.row_security.each import each_as_tenant
 from control.workflows.batches.caps import quote_cap_reached
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.state import Status
@@ -24,12 +24,8 @@ log = structlog.get_logger(__name__)
 
 def endpoints_review() -> None:
     """Compares the endpoints of live pipelines with the caps of their quotes. Every worker may call it at any time."""
-    for pipeline in _under_caps().iterator(chunk_size=100):
-        try:
-            with as_tenant(pipeline.organization_id, pipeline.project_id):
-                _review(pipeline)
-        except Exception:  # an error in one pipeline must not stop the others
-            log.exception("could not compare an endpoint with its quote", pipeline_id=pipeline.pk)
+    pipelines = _under_caps().iterator(chunk_size=100)
+    each_as_tenant(pipelines, _review, failure="could not compare an endpoint with its quote", name="pipeline_id")
 
 
 def _under_caps() -> QuerySet[Pipeline]:

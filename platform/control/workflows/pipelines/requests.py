@@ -8,6 +8,7 @@ from control.data.files.choices import prompt_files
 from control.data.files.models import File
 from control.models.base_speculators.choices import ready_speculators
 from control.models.catalog.choices import base_models
+from control.models.catalog.hyperparameters import hyperparameters_check
 from control.queue.devices.selectors import hardware_check
 from control.tenants.accounts.models import Organization
 from control.workflows.distillations.selectors import distillations_list
@@ -17,8 +18,6 @@ from control.workflows.pipelines.services import pipeline_create, pipeline_valid
 from control.workflows.prompt_files.contamination import OnContamination
 from control.workflows.prompt_files.sensitive import OnSensitive
 from control.workflows.quotes.selectors import quotes_list
-from workers.hyperparameters.fields import HyperparameterError
-from workers.hyperparameters.kinds import read_hyperparameters
 from workers.kinds import OUTPUT_CHANGING_KINDS, REQUESTED_KINDS
 
 
@@ -48,12 +47,7 @@ def _check(body: PipelineOptions) -> None:
 
 def _check_hyperparameters(training: Training) -> None:
     """Checks the hyperparameters early: training reads them only after the model has answered every prompt."""
-    try:
-        read_hyperparameters(training.kind, training.model_extra or {})
-    except HyperparameterError as error:
-        code = "invalid_value" if error.known else "unknown_parameter"
-        param = f"training.{error.name[:80]}"
-        raise ApiError(400, f"{param}: {error}", code, param) from None
+    hyperparameters_check(training.kind, training.model_extra or {}, param="training", kind_param="training.kind")
 
 
 def _check_prompts(body: PipelineOptions) -> None:

@@ -29,6 +29,7 @@ from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_create
 from control.tenants.authentication.caller import on_account_of
 from control.tenants.quotas.quota import organization_lock
+from control.tenants.row_security.each import each_as_tenant
 from control.tenants.row_security.scope import as_tenant
 from control.workflows.batches.caps import quote_cap_reached
 from control.workflows.batches.models import Batch
@@ -80,12 +81,12 @@ def pipelines_of_deployment_advance(deployment_id: str, **_: Any) -> None:
 
 def pipelines_reconcile() -> None:
     """Advances all active pipelines, in case a call was lost. Every worker calls it every few seconds."""
-    for pipeline in pipelines_active():
-        try:
-            with as_tenant(pipeline.organization_id, pipeline.project_id):
-                pipeline_advance(pipeline=pipeline)
-        except Exception:  # an error in one pipeline must not stop the others
-            log.exception("could not advance a pipeline", pipeline_id=pipeline.pk)
+    each_as_tenant(
+        pipelines_active(),
+        lambda pipeline: pipeline_advance(pipeline=pipeline),
+        failure="could not advance a pipeline",
+        name="pipeline_id",
+    )
 
 
 def _distil(pipeline: Pipeline) -> bool:

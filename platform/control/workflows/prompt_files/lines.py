@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_LINE_BYTES = 1 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CHUNK_BYTES = 1 << 16
 
 
@@ -35,6 +36,13 @@ def read_lines(source: Readable, *, max_line_bytes: int = MAX_LINE_BYTES) -> Ite
             partial.clear()  # the line is too long: from here on only its length is counted
     if size:
         yield _line(number, partial, size, b"", max_line_bytes)
+
+
+def without_mark(line: Line) -> Line:
+    """Returns the line without a byte order mark, which only the first line can have."""
+    if line.number != 1 or line.content is None:
+        return line
+    return Line(1, line.content.removeprefix(_BYTE_ORDER_MARK), line.size_bytes)
 
 
 def _line(number: int, partial: bytearray, partial_size: int, tail: bytes, max_line_bytes: int) -> Line:

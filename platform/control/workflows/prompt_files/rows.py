@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from control.workflows.prompt_files.lines import MAX_LINE_BYTES, Line
+
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MAX_CUSTOM_ID_LENGTH = 256
 MAX_DEPTH = 64
@@ -36,6 +38,14 @@ class Row:
     is_id_coerced: bool  # the row's custom_id was a number and has been converted to a string
     model: str  # as in the row; "" means the batch's model
     body: dict[str, Any]
+
+
+def content_of(line: Line, max_line_bytes: int = MAX_LINE_BYTES) -> bytes:
+    """Args: max_line_bytes: the limit with which the line was read. Raises: RowError: the line is longer."""
+    if line.content is None:
+        message = f"A line must have at most {max_line_bytes:,} bytes, got {line.size_bytes:,}"
+        raise RowError("line_too_long", message)
+    return line.content
 
 
 def parse_row(line: bytes, *, endpoint: str) -> Row:

@@ -16,13 +16,12 @@ from typing import Any, NoReturn
 from control.data.recognisers.credentials import SECRETS
 from control.data.recognisers.personal import PERSONAL
 from control.workflows.prompt_files.child import FileRefused, serve
-from control.workflows.prompt_files.lines import MAX_LINE_BYTES, Line, Readable, read_lines
-from control.workflows.prompt_files.rows import RowError, parse_object
+from control.workflows.prompt_files.lines import Line, Readable, read_lines, without_mark
+from control.workflows.prompt_files.rows import RowError, content_of, parse_object
 
 RECOGNISERS = {**SECRETS, **PERSONAL}
 MAX_LINES = 10  # a report has the first lines of each kind
 _NOT_TEXT = frozenset({"role", "type", "url", "method", "model"})  # members whose values are keywords of the API
-_BOM = b"\xef\xbb\xbf"
 
 
 def scan_rows(source: Readable, *, path: str | None = None) -> dict[str, Any]:
@@ -71,10 +70,7 @@ class _Scan:
 
     def read(self, line: Line) -> bytes:
         """Returns the line with placeholders. Raises: RowError: it is too long, or no JSON object."""
-        if line.content is None:
-            message = f"A line must have at most {MAX_LINE_BYTES:,} bytes, got {line.size_bytes:,}"
-            raise RowError("line_too_long", message)
-        content = line.content.removeprefix(_BOM) if line.number == 1 else line.content
+        content = content_of(without_mark(line))
         if not content.strip():
             return content
         row = parse_object(content)

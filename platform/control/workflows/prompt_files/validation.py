@@ -9,13 +9,20 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from control.workflows.prompt_files.lines import MAX_LINE_BYTES, Line, Peeked, Readable, compression_of, read_lines
-from control.workflows.prompt_files.rows import Row, RowError, normalised_line, parse_row
+from control.workflows.prompt_files.lines import (
+    MAX_LINE_BYTES,
+    Line,
+    Peeked,
+    Readable,
+    compression_of,
+    read_lines,
+    without_mark,
+)
+from control.workflows.prompt_files.rows import Row, RowError, content_of, normalised_line, parse_row
 
 MAX_ROWS = 50_000
 MAX_ERRORS = 1_000
 _SPARE_LINES = 1_000  # a file may have this many blank lines, and one more for each row
-_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(slots=True)
@@ -82,8 +89,7 @@ def read_text_lines(
         fail(1, RowError("compressed_file", message))
         return
     for line in read_lines(peeked, max_line_bytes=max_line_bytes):
-        if line.number == 1 and line.content is not None:
-            line = Line(1, line.content.removeprefix(_BOM), line.size_bytes)
+        line = without_mark(line)
         if line.number > 2 * max_rows + _SPARE_LINES:
             fail(line.number, RowError("too_many_lines", f"The file has more than {line.number - 1:,} lines."))
             return
@@ -113,10 +119,7 @@ class _FileCheck:
 
     def read_row(self, line: Line, max_line_bytes: int) -> tuple[Row, str]:
         """Checks a line against the earlier lines, too. Returns the row and its model. Raises: RowError."""
-        if line.content is None:
-            message = f"A line must have at most {max_line_bytes:,} bytes, got {line.size_bytes:,}"
-            raise RowError("line_too_long", message)
-        row = parse_row(line.content, endpoint=self._endpoint)
+        row = parse_row(content_of(line, max_line_bytes), endpoint=self._endpoint)
         first = self._line_of_id.setdefault(row.custom_id, line.number)
         if first != line.number:
             raise RowError(

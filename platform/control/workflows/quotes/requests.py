@@ -4,14 +4,13 @@ from control.billing.spending.schemas import nanousd
 from control.billing.usage.schemas import Amount
 from control.core.api.errors import ApiError
 from control.core.api.forms import ConsoleForm, row_choices
+from control.models.catalog.hyperparameters import hyperparameters_check
 from control.tenants.accounts.models import Organization
 from control.workflows.datasets.selectors import dataset_get, datasets_list
 from control.workflows.quotes.models import Quote
 from control.workflows.quotes.schemas import QuotedPipeline, QuoteInput, QuoteUpdateInput
 from control.workflows.quotes.selectors import quote_get
 from control.workflows.quotes.services import quote_cap_set, quote_create
-from workers.hyperparameters.fields import HyperparameterError
-from workers.hyperparameters.kinds import read_hyperparameters
 
 
 def create_from(organization: Organization, body: QuoteInput) -> Quote:
@@ -32,12 +31,8 @@ def _check_pipeline(pipeline: QuotedPipeline, basis: str) -> None:
     if basis != Quote.Basis.PILOT:
         message = "the quote of a pipeline needs the basis pilot, which measures the device time of the model's answers"
         raise ApiError(400, message, "invalid_value", "basis")
-    kind, limit = pipeline.training.kind, pipeline.training.max_seconds
-    try:
-        read_hyperparameters(kind, {"max_seconds": limit})
-    except HyperparameterError as error:
-        param = f"pipeline.training.{error.name[:80]}"
-        raise ApiError(400, f"{param}: {error}", "invalid_value", param) from None
+    kind, limit = pipeline.training.kind, {"max_seconds": pipeline.training.max_seconds}
+    hyperparameters_check(kind, limit, param="pipeline.training", kind_param="pipeline.training.kind")
 
 
 def update_from(quote: Quote, body: QuoteUpdateInput) -> Quote:

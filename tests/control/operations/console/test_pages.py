@@ -11,9 +11,9 @@ from control.models.adapters.models import Adapter
 from control.models.catalog.models import BaseModel, Speculator
 from control.queue.jobs.models import Job
 from control.serving.captures.models import Capture, CapturedRequest
-from control.serving.rollouts.decision import Evidence, decide, gates_of
+from control.serving.rollouts.decision import Evidence, Terms, decide, gates_of
 from control.serving.rollouts.models import Rollout
-from control.serving.rollouts.verdicts import terms_of, verdict_of
+from control.serving.rollouts.verdicts import verdict_of
 from control.tenants.accounts.models import Member, Organization, Project, User
 from control.tenants.accounts.selectors import api_key_authenticate
 from control.workflows.batches.assemble import batch_assemble
@@ -205,7 +205,7 @@ def test_the_page_of_a_rollout_shows_its_figures_and_its_cancellation(
 def test_the_page_of_a_rollout_shows_the_gates_and_the_evidence(operator: Client, organization: Organization) -> None:
     rollout = World(organization).rollout
     stable, candidate = (Evidence(num_requests=number, num_different=1) for number in (4321, 1234))
-    terms = terms_of(rollout)
+    terms = Terms.of(rollout)
     gates = gates_of(candidate, stable, terms, compares_answers=True)
     for phase in ("trial", "watch"):
         decision = decide(candidate, gates, terms)

@@ -36,6 +36,7 @@ def _settings(world: World) -> dict[str, Any]:
 
 
 IDS: Ids = {
+    "looped_deployment_id": lambda world: world.loop.deployment_id,
     "round_id": lambda world: world.loop_round.pk,
 }
 BODIES: Bodies = {

@@ -14,7 +14,7 @@ from typing import Any
 from engine.target_texts import target_texts
 from workers.contracts import TrainingSpec
 from workers.hyperparameters.kinds import Hyperparameters, as_values
-from workers.training.checkpoint import sync
+from workers.training.checkpoint import whole_folder
 from workers.training.data import Corpus
 from workers.training.loop import Outcome, Validation
 from workers.training.plots import write_plots
@@ -79,30 +79,22 @@ def write_artifact(
 
     Effects: the folder is written completely or not at all; an older artifact there is replaced.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
-    for old in (partial, folder):
-        shutil.rmtree(old, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save(partial)
-    (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    write_plots(report, partial / PLOTS)
-    _copy_curves(folder.parent, partial)
-    command = {"method": spec.method, "seed": spec.seed, "hyperparameters": as_values(parameters)}
-    origin = provenance(
-        target_revision=spec.target_revision,
-        target_texts=target_texts(Path(spec.model_dir)),
-        system_fingerprint=fingerprint,
-        data_sha256=corpus.sha256,
-        initial=Path(spec.initial_speculator_dir) if spec.initial_speculator_dir else None,
-        command=command,
-        folder=partial,
-    )
-    (partial / "provenance.json").write_text(json.dumps(origin, indent=2) + "\n")
-    for path in partial.rglob("*"):
-        sync(path)
-    sync(partial)
-    partial.rename(folder)
-    sync(folder.parent)
+    with whole_folder(folder) as partial:
+        save(partial)
+        (partial / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+        write_plots(report, partial / PLOTS)
+        _copy_curves(folder.parent, partial)
+        command = {"method": spec.method, "seed": spec.seed, "hyperparameters": as_values(parameters)}
+        origin = provenance(
+            target_revision=spec.target_revision,
+            target_texts=target_texts(Path(spec.model_dir)),
+            system_fingerprint=fingerprint,
+            data_sha256=corpus.sha256,
+            initial=Path(spec.initial_speculator_dir) if spec.initial_speculator_dir else None,
+            command=command,
+            folder=partial,
+        )
+        (partial / "provenance.json").write_text(json.dumps(origin, indent=2) + "\n")
 
 
 def _copy_curves(source: Path, folder: Path) -> None:

@@ -15,7 +15,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,26 +44,35 @@ class Snapshot:
     state: Mapping[str, Any]  # JSON
 
 
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yields an empty folder, which becomes `folder` at the end of the block. An older folder there is replaced.
+
+    A process that is killed leaves no incomplete folder with this name.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    for path in partial.rglob("*"):
+        sync(path)
+    sync(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    sync(folder.parent)
+
+
 def save_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     """Writes a checkpoint and returns its folder.
 
     Effects: a checkpoint of the same step is replaced; all but the newest two checkpoints are deleted.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{_PREFIX}{snapshot.step:08d}"
-    partial = folder / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in snapshot.tensors.items()}, partial / _TENSORS)
-    (partial / _STATE).write_text(json.dumps({"step": snapshot.step, **snapshot.state}))
-    manifest = {name: _fingerprint(partial / name) for name in (_TENSORS, _STATE)}
-    (partial / _MANIFEST).write_text(json.dumps(manifest))
-    for name in (_TENSORS, _STATE, _MANIFEST):
-        sync(partial / name)
-    sync(partial)
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    sync(folder)
+    with whole_folder(final) as partial:
+        save_file({name: tensor.contiguous() for name, tensor in snapshot.tensors.items()}, partial / _TENSORS)
+        (partial / _STATE).write_text(json.dumps({"step": snapshot.step, **snapshot.state}))
+        manifest = {name: _fingerprint(partial / name) for name in (_TENSORS, _STATE)}
+        (partial / _MANIFEST).write_text(json.dumps(manifest))
     for old in _newest_first(folder)[_NUM_RETAINED:]:
         shutil.rmtree(old, ignore_errors=True)
     return final

@@ -6,8 +6,6 @@ training file ─▶ token ids and labels ─▶ loop ─▶ best weights ─▶
 Training continues from a checkpoint; the adapter's files in it can be served.
 """
 
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.lora import LoraHyperparameters, read_lora_hyperparameters
 from workers.inference.loading import loading_failures
 from workers.kinds import FINE_TUNED_MODEL_TYPES, LORA
-from workers.training.checkpoint import sync
+from workers.training.checkpoint import whole_folder
 from workers.training.loop import Outcome, RowOrder, train_in_order
 from workers.training.lora.labels import LabelFigures, LoraMethod
 from workers.training.lora.rows import LabelledRows, read_labelled_rows
@@ -47,10 +45,12 @@ def run_fine_tuning(spec: FineTuningSpec, emit: Emit) -> Finished:
         )
     output_dir = Path(spec.output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
-    outcome = _train(spec, method, parameters, emit)
+    order = RowOrder(method.num_rows, parameters.batch_rows, spec.seed, drop_last=False)
+    outcome = _train(spec, method, parameters, order, emit)
     folder = output_dir / "adapter"
-    _write_whole(folder, lambda partial: method.save(partial, base_model=spec.target_revision))
-    result = _result(parameters, outcome, train, validation)
+    with whole_folder(folder) as partial:
+        method.save(partial, base_model=spec.target_revision)
+    result = _result(order, outcome, train, validation)
     return Finished(result=result, artifacts={"adapter": str(folder)})
 
 
@@ -80,10 +80,8 @@ def _rows(path: str, name: str, tokenizer: Tokenizer, parameters: LoraHyperparam
 
 
 def _train(
-    spec: FineTuningSpec, method: LoraMethod, parameters: LoraHyperparameters, emit: Emit
+    spec: FineTuningSpec, method: LoraMethod, parameters: LoraHyperparameters, order: RowOrder, emit: Emit
 ) -> Outcome[LabelFigures]:
-    order = RowOrder(method.num_rows, parameters.batch_rows, spec.seed, drop_last=False)
-
     def with_adapter(event: Event) -> None:
         if isinstance(event, Checkpoint):
             method.save(Path(event.path), base_model=spec.target_revision)
@@ -105,14 +103,13 @@ def _train(
 
 
 def _result(
-    parameters: LoraHyperparameters,
+    order: RowOrder,
     outcome: Outcome[LabelFigures],
     train: LabelledRows,
     validation: LabelledRows | None,
 ) -> dict[str, Any]:
     progression = outcome.progression
     losses = [entry["loss"] for entry in progression.history if "loss" in entry]
-    steps_per_epoch = -(-len(train.rows) // min(parameters.batch_rows, len(train.rows)))
     return {
         "method": LORA,
         "train_loss": losses[-1] if losses else None,
@@ -126,21 +123,7 @@ def _result(
         "rows_validation": 0 if validation is None else len(validation.rows),
         "rows_cut": train.num_cut + (0 if validation is None else validation.num_cut),
         "label_tokens": train.num_labels,
-        "trained_tokens": round(train.num_tokens * progression.step / steps_per_epoch),
+        "trained_tokens": round(train.num_tokens * progression.step / order.steps_per_epoch),
         "data_sha256": train.sha256,
         "history": list(progression.history),
     }
-
-
-def _write_whole(folder: Path, save: Callable[[Path], None]) -> None:
-    """Writes a folder completely or not at all; an older folder there is replaced."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    for old in (partial, folder):
-        shutil.rmtree(old, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save(partial)
-    for path in partial.iterdir():
-        sync(path)
-    sync(partial)
-    partial.rename(folder)
-    sync(folder.parent)

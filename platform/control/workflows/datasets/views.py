@@ -108,7 +108,8 @@ class DatasetFilterView(OrganizationView):
 
 
 class DatasetMixView(OrganizationView):
-    """Rows of several datasets are copied unchanged to a new file. `origin.mix` is a request that makes it again."""
+    """Rows of several datasets are copied unchanged to a new file. The request is kept in `origin.mix`: sent again, it
+    makes the same file."""
 
     scope = "datasets"
 

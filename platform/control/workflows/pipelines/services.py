@@ -142,7 +142,7 @@ def _pipeline_start(*, organization: Organization, request: PipelineOptions, **v
 
 
 def _stored_gate(gate: Gate) -> dict[str, Any]:
-    """Returns the gate without a break-even point that it does not require: the previous release refuses the key."""
+    """Returns the gate, without `max_break_even_tokens` if it is not set: the previous release refuses the key."""
     stored = gate.model_dump()
     if gate.max_break_even_tokens is None:
         del stored["max_break_even_tokens"]

@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,18 @@ class Machines:
             "SLIPSTREAM_DATA_DIR": str(self._folder / host),
         }
         self._nodes[host] = self._cluster.add_node(node_ip_address=host, num_cpus=2, env_vars=environment)
+
+    @contextmanager
+    def holding_engines(self) -> Iterator[None]:
+        """Actors that are placed meanwhile start their engines only afterwards (engine_settings.py)."""
+        files = [self._folder / host / "hold-engines" for host in HOSTS]
+        for file in files:
+            file.touch()
+        try:
+            yield
+        finally:
+            for file in files:
+                file.unlink()
 
     def kill_raylet(self, host: str) -> None:
         self._cluster.remove_node(self._nodes.pop(host), allow_graceful=False)
@@ -182,7 +195,7 @@ def certificates_by_number() -> dict[int, str]:
 
 
 def test_killed_engines_actors_and_supervisors_leave_no_orphaned_and_no_duplicate_engine(
-    ray_stack: LiveStack,
+    ray_stack: LiveStack, machines: Machines
 ) -> None:
     deployment = make_deployment(ray_stack, num_replicas=2)
     supervisor = start_supervisor(ray_stack)
@@ -192,9 +205,10 @@ def test_killed_engines_actors_and_supervisors_leave_no_orphaned_and_no_duplicat
     kill_and_wait(ray_stack, 1, lambda engine: os.kill(parent_of(engine), signal.SIGKILL))
 
     before = actor_processes()
-    deployment_scale(deployment=deployment, num_replicas=3)
-    ray_stack.wait_until(lambda: len(actor_processes()) == 3, SECONDS)
-    kill_9(supervisor)  # Ray has placed the third actor, but no row records its engine
+    with machines.holding_engines():
+        deployment_scale(deployment=deployment, num_replicas=3)
+        ray_stack.wait_until(lambda: len(actor_processes()) == 3, SECONDS)
+        kill_9(supervisor)  # Ray has placed the third actor, but no row records its engine
     assert Replica.objects.exclude(pid=None).count() == 2
     supervisor = start_supervisor(ray_stack)
     ray_stack.wait_until(all_ready_and_as_recorded, SECONDS)

@@ -101,6 +101,7 @@ LAYERS = (
     ),
     Layer(module="slipstream", project=("slipstream.progress",), packages=frozenset({"httpx2", "standardwebhooks"})),
     Layer(module="slipstream.certificates", project=("slipstream.errors",), packages=frozenset({"cryptography"})),
+    Layer(module="slipstream.archives", project=("slipstream.certificates", "slipstream.errors")),
     Layer(module="slipstream.cli", project=("slipstream",), packages=frozenset({"typer", "rich"})),
     Layer(module="slipstream.progress", project=("slipstream.types",), packages=frozenset({"rich"})),
     Layer(module="examples", project=("slipstream",), banned=SERVICES),

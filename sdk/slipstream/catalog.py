@@ -114,6 +114,16 @@ class Speculators(Resource[D]):
         return self.http.post(File, path_of("speculators", speculator_id, "export"), {"format": format})
 
     @procedure
+    def archive(self, speculator_id: str, *, evaluation_id: str | None = None) -> Steps[File]:
+        """Make a zip archive with the speculator's weights in each format, its recipe, report and certificate.
+
+        `slipstream.archives.verify_archive` checks the archive.
+
+        Args: evaluation_id: whose report and certificate are included; default: the latest evaluation.
+        """
+        return self.http.post(File, path_of("speculators", speculator_id, "archive"), {"evaluation_id": evaluation_id})
+
+    @procedure
     def import_(self, *, file_id: str, format: str, model: str, name: str) -> Steps[Speculator]:  # noqa: A002
         """Create a speculator from an uploaded zip archive of a folder in another engine's format.
 

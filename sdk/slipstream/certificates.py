@@ -22,6 +22,7 @@ from slipstream.errors import CertificateError
 
 FORMAT = "slipstream.equality/1"
 ROLLOUT_FORMAT = "slipstream.rollout/1"  # of the certificates in a rollout's `trial` and `watch`
+ARCHIVE_FORMAT = "slipstream.archive/1"  # of the manifest of an archive (archives.py)
 EQUAL = "equal"
 
 

@@ -1,12 +1,14 @@
-"""The commands `slipstream evaluations` and `slipstream certificates`, from a request to a verified certificate."""
+"""The commands `slipstream evaluations`, `slipstream certificates` and `slipstream verify`."""
 
+import hashlib
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from control.core.certificates import certificate_of, public_key_body
+from control.core.certificates import ARCHIVE_FORMAT, certificate_of, public_key_body
 from slipstream import EvaluationFailed
 from tests.control.workflows.evaluations.evidence import make_evidence
 from tests.sdk.api import ScriptedApi, file_json, ok, page
@@ -85,3 +87,27 @@ def test_verify_exits_with_1_for_a_forged_certificate_and_4_for_different_answer
     assert run(*verify).exit_code == 1
     path.write_text("[]")
     assert run(*verify).exit_code == 1
+
+
+@pytest.mark.parametrize(("different", "exit_code"), [(0, 0), (1, 4)])
+def test_an_archive_is_verified_offline(run: Run, tmp_path: Path, different: int, exit_code: int) -> None:
+    path, key = tmp_path / "archive.zip", tmp_path / "key.pem"
+    key.write_text(public_key_body()["public_key"])
+    weights = hashlib.sha256(b"weights").hexdigest()
+    evidence = make_evidence(equal=20 - different, different=different) | {"evaluation_id": "eval_1"}
+    evidence["speculator"] = {"sha256": hashlib.sha256(f"heads\0{weights}\n".encode()).hexdigest()}
+    certificate = json.dumps(certificate_of(evidence))
+    digests = {"certificate.json": hashlib.sha256(certificate.encode()).hexdigest(), "speculator/heads": weights}
+    manifest = certificate_of({"evaluation_id": "eval_1", "files": digests}, kind=ARCHIVE_FORMAT)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("certificate.json", certificate)
+        archive.writestr("speculator/heads", b"weights")
+        archive.writestr("manifest.json", json.dumps(manifest))
+
+    result = run("--json", "verify", str(path), "--public-key", str(key))
+
+    assert result.exit_code == exit_code, result.stderr
+    assert json.loads(result.stdout) == evidence
+    other = path.with_name("other.zip")
+    other.write_bytes(path.read_bytes().replace(b"weights", b"WEIGHTS"))
+    assert run("verify", str(other), "--public-key", str(key)).exit_code == 1

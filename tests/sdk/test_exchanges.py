@@ -58,6 +58,16 @@ def test_the_command_writes_an_export_to_the_given_path(run: Run, tmp_path: Path
     assert (tmp_path / "out.zip").read_bytes() == b"PK"
 
 
+def test_an_archive_with_evidence_names_the_evaluation(run: Run, tmp_path: Path) -> None:
+    api = ScriptedApi(ok(file_json(id="file-9")), httpx2.Response(200, content=b"PK"))
+
+    result = run("speculators", "archive", "spec_1", str(tmp_path / "a.zip"), "--evaluation", "eval_1", api=api)
+
+    assert result.exit_code == 0, result.stderr
+    assert (api.requests[0].url.path, api.body()) == ("/v1/speculators/spec_1/archive", {"evaluation_id": "eval_1"})
+    assert (tmp_path / "a.zip").read_bytes() == b"PK"
+
+
 def test_the_command_sends_a_folder_as_an_archive(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "heads"
     folder.mkdir()

@@ -19,10 +19,13 @@ _ARCHIVE_ERRORS = (
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Packs the files of a folder. Equal files give equal archives, since entries are sorted and have no timestamps."""
+    """Packs the files of a folder and of its subfolders.
+
+    Equal files give equal archives, since entries are sorted and have no timestamps.
+    """
     with zipfile.ZipFile(archive, "x", zipfile.ZIP_STORED) as out:
-        for path in sorted(path for path in folder.iterdir() if path.is_file()):
-            entry = zipfile.ZipInfo(path.name)
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            entry = zipfile.ZipInfo(path.relative_to(folder).as_posix())
             with path.open("rb") as source, out.open(entry, "w", force_zip64=True) as copy:
                 shutil.copyfileobj(source, copy, _COPY_BYTES)
 

@@ -16,7 +16,7 @@ from control.workflows.evaluations.arms import Arm, compares
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.services import evaluation_finish
 from control.workflows.speculators.answer_examples import EXAMPLES_FILE
-from workers.contracts import ComparedArm, EvaluationSpec, FailureClass, Finished
+from workers.contracts import ComparedArm, EvaluationSpec, FailureClass, Finished, file_sha256
 from workers.supervisor.attempt import Attempt, Ending
 from workers.supervisor.outcomes import AttemptFailed
 from workers.supervisor.quote_caps import pause_at_cap
@@ -24,7 +24,7 @@ from workers.supervisor.results import artifact_path, commit_checkpoint, stage_c
 from workers.supervisor.run_child import run_child
 from workers.supervisor.staging import artifact_prefix, model_dir, stage_file, stage_speculator
 
-_STORED = {"plot": "report.png", "drawing": "report.svg", "examples": EXAMPLES_FILE}
+_STORED = {"report": "report.json", "plot": "report.png", "drawing": "report.svg", "examples": EXAMPLES_FILE}
 
 
 class EvaluationHandler:
@@ -40,6 +40,7 @@ class EvaluationHandler:
             attempt, _spec(attempt, evaluation), on_result=lambda event: commit_checkpoint(attempt, event)
         )
         report, evidence = (_read(finished, name) for name in ("report", "evidence"))
+        evidence["report_sha256"] = file_sha256(artifact_path(finished, "report"))
         if evidence["model_sha256"] != evaluation.speculator.target_revision:
             message = "The model's files are not those that the speculator was trained for."
             raise AttemptFailed(FailureClass.USER_CONFIG, "model_changed", message)

@@ -1,5 +1,5 @@
-"""Signs certificates with an Ed25519 key. A certificate says whether a speculator left a model's answers unchanged, or
-why a rollout ended as it did.
+"""Signs certificates with an Ed25519 key. A certificate says whether a speculator left a model's answers unchanged, why
+a rollout ended as it did, or which files an archive has.
 
     {"object": "certificate", "format": ..., "statement": {...}, "signature": {"algorithm", "key_id", "value"}}
 
@@ -24,6 +24,7 @@ from control.core.settings.config import get_config
 
 FORMAT = "slipstream.equality/1"
 ROLLOUT_FORMAT = "slipstream.rollout/1"
+ARCHIVE_FORMAT = "slipstream.archive/1"  # of the manifest of a speculator's archive
 ALGORITHM = "ed25519"
 _SEED_BYTES = 32
 

@@ -1,11 +1,13 @@
 """`slipstream evaluations` and `slipstream certificates`."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from slipstream.archives import verify_archive
 from slipstream.certificates import EQUAL, verify
 from slipstream.cli.common import add_show, file_id_of
 from slipstream.cli.config import config_path
@@ -128,14 +130,36 @@ def verify_(
 
     The exit code is 1 if the certificate is invalid, and 4 if the certificate says that answers differ.
     """
-    path = public_key or _saved_key_path()
-    if not path.exists():
-        raise CertificateError(f"there is no public key at {path}: run `slipstream certificates key` once")
     content = json.loads(certificate_file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise CertificateError("the file does not contain a certificate")
-    statement = verify(content, path.read_bytes())
-    cli = context_of(context)
+    _show_statement(context_of(context), verify(content, _read_public_key(public_key)))
+
+
+def verify_archive_(
+    context: typer.Context,
+    archive: Annotated[Path, typer.Argument(exists=True, help="Saved with `slipstream speculators archive`.")],
+    public_key: Annotated[
+        Path | None, typer.Option(help="PEM; default: the key that `certificates key` saved.")
+    ] = None,
+) -> None:
+    """Verify a speculator's archive offline: its files, its weights and its certificate.
+
+    The exit code is 1 if anything is missing, modified or forged, and 4 if the certificate says that answers differ.
+    """
+    _show_statement(context_of(context), verify_archive(archive, _read_public_key(public_key)))
+
+
+def _read_public_key(path: Path | None) -> bytes:
+    """Args: path: None: where `certificates key` saved it. Raises: CertificateError: there is no such file."""
+    path = path or _saved_key_path()
+    if not path.exists():
+        raise CertificateError(f"there is no public key at {path}: run `slipstream certificates key` once")
+    return path.read_bytes()
+
+
+def _show_statement(cli: Context, statement: Mapping[str, Any]) -> None:
+    """Prints a verified statement. The exit code is 4 if it says that answers differ."""
     cli.output.one(statement)
     if statement.get("result") != EQUAL:
         cli.output.note("The signature is valid, but some answers differ from those of the model.")

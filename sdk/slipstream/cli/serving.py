@@ -33,6 +33,25 @@ def export(
         cli.output.one({"file_id": file.id, "path": str(client.files.download(file.id, to))})
 
 
+@speculators.command()
+def archive(
+    context: typer.Context,
+    speculator_id: str,
+    to: Path,
+    evaluation: Annotated[
+        str | None, typer.Option(help="Whose report and certificate are included; default: the latest evaluation.")
+    ] = None,
+) -> None:
+    """Save an archive with the weights, the report, the certificate and the commands that serve the speculator.
+
+    `slipstream verify` checks the archive without a network.
+    """
+    cli = context_of(context)
+    with cli.client() as client:
+        file = client.speculators.archive(speculator_id, evaluation_id=evaluation)
+        cli.output.one({"file_id": file.id, "path": str(client.files.download(file.id, to))})
+
+
 @speculators.command("import")
 def import_speculator(
     context: typer.Context,

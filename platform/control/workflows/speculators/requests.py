@@ -7,7 +7,8 @@ from control.models.catalog.choices import base_models
 from control.models.catalog.models import Speculator
 from control.models.catalog.selectors import base_model_get, speculator_get
 from control.tenants.accounts.models import Organization
-from control.workflows.speculators.schemas import ExportInput, ImportInput
+from control.workflows.speculators.archives import speculator_archive
+from control.workflows.speculators.schemas import ArchiveInput, ExportInput, ImportInput
 from control.workflows.speculators.services import speculator_export, speculator_import
 
 
@@ -26,6 +27,10 @@ def export_from(speculator: Speculator, body: ExportInput) -> File:
     return speculator_export(speculator=speculator, form=body.format)
 
 
+def archive_from(speculator: Speculator, body: ArchiveInput) -> File:
+    return speculator_archive(speculator=speculator, evaluation_id=body.evaluation_id)
+
+
 IMPORT_SPECULATOR = ConsoleForm(
     title="Import a speculator",
     request=ImportInput,
@@ -40,4 +45,10 @@ EXPORT_SPECULATOR = ConsoleForm(
     title="Export",
     request=ExportInput,
     run=lambda row, body: export_from(speculator_get(row.organization, row.pk), body),
+)
+
+ARCHIVE_SPECULATOR = ConsoleForm(
+    title="Make an archive with evidence",
+    request=ArchiveInput,
+    run=lambda row, body: archive_from(speculator_get(row.organization, row.pk), body),
 )

@@ -13,6 +13,12 @@ class ExportInput(RequestModel):
     format: Annotated[str, OneOf(FORMATS)]
 
 
+class ArchiveInput(RequestModel):
+    evaluation_id: Annotated[str, Text(40)] | None = Field(
+        default=None, description="The evaluation whose report and certificate are included; the default is the latest."
+    )
+
+
 class ImportInput(RequestModel):
     file_id: Annotated[str, Text(80)]
     format: Annotated[str, OneOf(FORMATS)]

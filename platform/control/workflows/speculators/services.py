@@ -51,6 +51,17 @@ def speculator_export(*, speculator: Speculator, form: str) -> File:
         or the model has changed since the training; 403, the organization's files would exceed their quota; 413, the
         speculator is too large; 429, too many files are being read or written.
     """
+    check_exportable(speculator)
+    with conversion_folders(speculator.organization_id, "native", "exported") as (native, exported):
+        fetch_artifact(speculator, native)
+        with _as_bad_request("format"):
+            export_speculator(native, form, target_of(speculator.base_model), exported)
+        return store_archive(exported, speculator, suffix=form, action="speculator.export")
+
+
+def check_exportable(speculator: Speculator) -> None:
+    """Raises: ApiError: 409, the speculator is not ready, is a base speculator, or fits other weights of its model;
+    413, it is too large."""
     if speculator.status != Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
     if speculator.base_speculator_id is not None:  # its draft vocabulary holds the tokens of another's answers
@@ -60,26 +71,36 @@ def speculator_export(*, speculator: Speculator, form: str) -> File:
         message = f"Speculator {speculator.pk} was trained for other weights of {speculator.base_model.name!r}."
         raise ApiError(409, message, "speculator_mismatch")
     _check_size(sum(get_storage().sizes(speculator.storage_prefix).values()), "speculator_id")
-    with _folders(speculator.organization_id, "native", "exported") as (native, exported):
-        try:
-            get_storage().get_folder(speculator.storage_prefix, native)
-        except ObjectMissing as error:
-            raise ApiError(409, f"Speculator {speculator.pk} has no files.", "speculator_not_ready") from error
-        with _as_bad_request("format"):
-            export_speculator(native, form, _target(speculator.base_model), exported)
-        archive = exported.with_suffix(".zip")
-        pack(exported, archive)
-        with delete_stored_on_error():
-            file = file_store(
-                organization=speculator.organization,
-                filename=f"{speculator.name}-v{speculator.version}-{form}.zip",
-                purpose=File.Purpose.FINE_TUNE_RESULTS,
-                staged=measure(archive),
-                made_from=speculator.pk,
-            )
-            with change():
-                file_add(file=file)
-                audit_record("speculator.export", speculator)
+
+
+def fetch_artifact(speculator: Speculator, folder: Path) -> None:
+    """Copies the speculator's files into an empty folder. Raises: ApiError: 409, there are none."""
+    try:
+        get_storage().get_folder(speculator.storage_prefix, folder)
+    except ObjectMissing as error:
+        raise ApiError(409, f"Speculator {speculator.pk} has no files.", "speculator_not_ready") from error
+
+
+def store_archive(folder: Path, speculator: Speculator, *, suffix: str, action: str) -> File:
+    """Packs the folder into a zip archive, and stores it as a file of the organization.
+
+    suffix: of the file's name.
+    action: the type of the audit event.
+    Raises: ApiError: 403, the organization's files would exceed their quota.
+    """
+    archive = folder.with_suffix(".zip")
+    pack(folder, archive)
+    with delete_stored_on_error():
+        file = file_store(
+            organization=speculator.organization,
+            filename=f"{speculator.name}-v{speculator.version}-{suffix}.zip",
+            purpose=File.Purpose.FINE_TUNE_RESULTS,
+            staged=measure(archive),
+            made_from=speculator.pk,
+        )
+        with change():
+            file_add(file=file)
+            audit_record(action, speculator)
     return file
 
 
@@ -95,7 +116,7 @@ def speculator_import(
         the archive is too large; 429, too many files are being read or written.
     """
     _check_size(file.size_bytes, "file_id")
-    with _folders(organization.pk, "foreign", "native") as (foreign, native):
+    with conversion_folders(organization.pk, "foreign", "native") as (foreign, native):
         archive = foreign.with_suffix(".zip")
         try:
             get_storage().get_file(file.storage_key, archive)
@@ -107,7 +128,7 @@ def speculator_import(
             unpack(archive, foreign, limit_bytes=limit_bytes)
             provenance = {"archive_sha256": file.sha256, "target_revision": base_model.revision}
             provenance |= base_model.texts or {}
-            kind = import_speculator(foreign, form, _target(base_model), native, provenance=provenance)
+            kind = import_speculator(foreign, form, target_of(base_model), native, provenance=provenance)
         prefix = f"{organization.pk}/speculators/{speculator_id()}"
         get_storage().put_folder(prefix, native)
     try:
@@ -159,7 +180,7 @@ def _is_in_use(speculator: Speculator) -> bool:
     return Pipeline.objects.filter(speculator=speculator, status__in=ACTIVE).exists()
 
 
-def _target(base_model: BaseModel) -> Target:
+def target_of(base_model: BaseModel) -> Target:
     try:
         return Target.read(Path(base_model.path), name=base_model.name)
     except (ExchangeError, OSError) as error:
@@ -175,7 +196,7 @@ def _check_size(size_bytes: int, param: str) -> None:
 
 
 @contextmanager
-def _folders(organization_id: str, *names: str) -> Iterator[tuple[Path, ...]]:
+def conversion_folders(organization_id: str, *names: str) -> Iterator[tuple[Path, ...]]:
     """Creates empty sibling folders in the staging folder, and deletes them when the block ends.
 
     Raises: ApiError: 429, too many files are being read or written.

@@ -13,8 +13,8 @@ from control.data.files.streaming import StoredFileResponse
 from control.models.catalog.selectors import speculator_get, speculators_list
 from control.tenants.authentication.views import OrganizationView
 from control.workflows.speculators.plots import EVALUATION, PLOTS, plot_response
-from control.workflows.speculators.requests import export_from, import_from
-from control.workflows.speculators.schemas import ExportInput, ImportInput, SpeculatorObject
+from control.workflows.speculators.requests import archive_from, export_from, import_from
+from control.workflows.speculators.schemas import ArchiveInput, ExportInput, ImportInput, SpeculatorObject
 from control.workflows.speculators.services import speculator_delete
 
 
@@ -74,3 +74,21 @@ class SpeculatorExportView(OrganizationView):
     def post(self, request: Request, speculator_id: str, body: ExportInput) -> FileObject:
         """Exports the speculator to a zip archive, which is stored as a file and can be downloaded."""
         return FileObject.of(export_from(speculator_get(self.organization, speculator_id), body))
+
+
+class SpeculatorArchiveView(OrganizationView):
+    scope = "speculators"
+
+    @operation(
+        "speculators.archive",
+        summary="Make an archive with the evidence for a speculator",
+        request=ArchiveInput,
+        response=FileObject,
+        status=201,
+    )
+    def post(self, request: Request, speculator_id: str, body: ArchiveInput) -> FileObject:
+        """Stores a zip archive with the weights in each format, the recipe, the report, the certificate and commands.
+
+        `slipstream verify` checks the archive without a network.
+        """
+        return FileObject.of(archive_from(speculator_get(self.organization, speculator_id), body))

@@ -12,5 +12,6 @@ BODIES: Bodies = {
         },
         {"file_id": "file_id", "model": "name"},
     ),
+    "POST /v1/speculators/{speculator_id}/archive": Body(lambda world: {}),
     "POST /v1/speculators/{speculator_id}/export": Body(lambda world: {"format": "medusa"}),
 }

@@ -23,43 +23,12 @@ from control.tenants.accounts.models import Organization
 from control.tenants.audit.models import AuditEvent
 from control.workflows.pipelines.models import Pipeline
 from engine.drafters.eagle3_module import Eagle3
-from tests.control.factories import client_of, make_base_model, make_file, make_job
+from tests.control.factories import client_of, make_file, make_job
 from tests.control.serving.deployments.support import make_deployment, make_speculator
 from tests.control.workflows.pipelines.helpers import make_pipeline
-from tests.tiny_model import make_tiny_model
-from tests.workers.exports.speculators import write_speculator
+from tests.control.workflows.speculators.calls import content, post
 
 pytestmark = pytest.mark.usefixtures("own_data_dir")
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), num_layers=4, dtype=torch.bfloat16)
-
-
-@pytest.fixture
-def model(db: None, model_dir: Path) -> BaseModel:
-    made = make_base_model("m")
-    BaseModel.objects.filter(pk=made.pk).update(path=str(model_dir))
-    made.refresh_from_db()
-    return made
-
-
-@pytest.fixture
-def speculator(model: BaseModel, organization: Organization, tmp_path: Path, model_dir: Path) -> Speculator:
-    made = make_speculator(model, organization, kind="eagle3", storage_prefix=f"{organization.pk}/test/eagle3")
-    get_storage().put_folder(made.storage_prefix, write_speculator("eagle3", tmp_path / "own", model_dir))
-    return made
-
-
-def post(client: Client, path: str, body: dict[str, Any], *, status: int = 201) -> Any:
-    response = client.post(path, body, content_type="application/json")
-    assert response.status_code == status, response.content
-    return response.json()
-
-
-def content(client: Client, file_id: str) -> bytes:
-    return b"".join(client.get(f"/v1/files/{file_id}/content"))
 
 
 def import_speculator(

@@ -35,7 +35,7 @@ from control.workflows.evaluations.requests import create_from as evaluation_cre
 from control.workflows.evaluations.schemas import EvaluationObject, EvaluationRequest
 from control.workflows.evaluations.selectors import evaluations_list
 from control.workflows.speculators.plots import training_plots
-from control.workflows.speculators.requests import EXPORT_SPECULATOR, IMPORT_SPECULATOR
+from control.workflows.speculators.requests import ARCHIVE_SPECULATOR, EXPORT_SPECULATOR, IMPORT_SPECULATOR
 from control.workflows.speculators.services import speculator_delete
 
 
@@ -186,6 +186,7 @@ class SpeculatorAdmin(FormAdmin):
 
     deploy = form_action("deploy", DEPLOY_SPECULATOR, icon="rocket_launch", when=_is_ready, permission="deploy")
     export = form_action("export", EXPORT_SPECULATOR, icon="download", when=_is_ready)
+    archive = form_action("archive", ARCHIVE_SPECULATOR, icon="inventory_2", when=_is_ready)
 
     @service_action(
         "Delete",

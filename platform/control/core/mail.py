@@ -1,6 +1,6 @@
 """Sends mails in another thread, so that no response waits for a mail server.
 
-The time of a response therefore does not tell whether a mail was sent, that is, whether an account exists.
+The response time therefore does not reveal whether a mail was sent, that is, whether an account exists.
 """
 
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Lines of the usage ledger are append-only: a database trigger refuses to change or delete them."""
+"""The usage ledger. Its lines are append-only: a database trigger refuses to change or delete them."""
 
 from django.db import models
 

@@ -15,7 +15,7 @@ from django.db.models.lookups import GreaterThanOrEqual
 from django.utils import timezone
 
 CLOSED_AFTER = dt.timedelta(hours=24)
-# A transaction that wrote its lines just before the month was closed may be committed later, but not as late as this.
+# A transaction that writes its lines just before the month is closed may commit up to this long after the close.
 _COMMITTED_AFTER = dt.timedelta(minutes=5)
 
 

@@ -64,7 +64,7 @@ def caps_of(caller: Caller) -> QuerySet[SpendCap]:
 
 
 def cap_reached(caller: Caller) -> CapReached | None:
-    """Returns a cap of the caller's organization or project that is reached, or None."""
+    """Returns a cap that the caller's organization or project has reached, or None if there is no such cap."""
     for cap in caps_of(caller):
         spent = spent_nanousd(cap)
         if spent >= cap.nanousd:

@@ -146,7 +146,7 @@ class FolderStorage:
 def _files_below(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yields files and their names relative to `folder`, without hidden files.
 
-    Releases before this one left temporary files (`.name.random`) beside the objects when they were killed.
+    Earlier releases left temporary files (`.name.random`) beside the objects when their processes were killed.
     """
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.name.startswith("."):

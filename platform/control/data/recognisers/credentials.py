@@ -34,7 +34,7 @@ _END_OF_KEY = b"-----END "
 
 
 def _token(match: Any) -> Span:
-    """Accepts the match, or its group, with the rest of the word: some patterns cut off the end of longer tokens."""
+    """Accepts the match (or its first group) and the rest of the word: some patterns match only a prefix of a token."""
     begin, end = match.span()
     if match.re.groups and match[1]:
         begin, end = match.span(1)

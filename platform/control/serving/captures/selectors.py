@@ -28,7 +28,7 @@ def captures_since(deployment_ids: Collection[str]) -> dict[str, datetime]:
 
 
 def requests_kept(capture: Capture) -> QuerySet[CapturedRequest]:
-    """Returns the captured requests, without those that are too old but not deleted yet, or not encrypted yet."""
+    """Returns the captured requests, except requests that are too old (but not deleted yet) or not encrypted yet."""
     encrypted = CapturedRequest.objects.filter(body__isnull=True)
     return encrypted.filter(deployment_id=capture.deployment_id, created_at__gt=oldest_kept(capture))
 

@@ -56,8 +56,8 @@ def capture_set(
     redact: Sequence[str] = (),
     redact_patterns: Sequence[str] = (),
 ) -> Capture:
-    """Keeps requests for `hours` from now on. The new duration also applies to requests that are already kept; the
-    redaction does not.
+    """Keeps requests for `hours` from now on. The new duration also applies to requests that are already stored; the
+    new redaction does not.
 
     Effects: a capture that has stopped starts again.
     Raises: ApiError: 400, a pattern is invalid.
@@ -131,10 +131,10 @@ def capture_export(*, capture: Capture) -> File:
 
 
 def capture_file_store(*, capture: Capture, max_rows: int = MAX_REQUESTS) -> File:
-    """Writes the distinct requests that are kept as rows of a batch for the base model. Returns the row unsaved, for
-    `file_add`; see `file_store`.
+    """Writes the distinct captured requests to a batch file for the base model. Returns an unsaved `File`, which
+    `file_add` saves; see `file_store`.
 
-    The file has the newest requests that fit into `MAX_FILE_BYTES`, at most `max_rows`.
+    The file has the newest requests that fit into `MAX_FILE_BYTES`, at most `max_rows` of them.
 
     Raises: ApiError: 409, no request is kept; 429, too many files are being read or written.
     """
@@ -157,7 +157,10 @@ def capture_file_store(*, capture: Capture, max_rows: int = MAX_REQUESTS) -> Fil
 
 
 def _rows(capture: Capture) -> Iterator[dict[str, Any]]:
-    """Yields rows of a batch, newest first, without duplicates, so that no held-out prompt is a training prompt too."""
+    """Yields the lines of a batch file, newest request first.
+
+    Duplicates are left out, so that no held-out prompt is also a training prompt.
+    """
     seen: set[bytes] = set()
     model, sealer = capture.deployment.base_model.name, Sealer.of(capture.organization_id)
     newest_first = list(requests_kept(capture).order_by("-id").values_list("pk", flat=True)[:MAX_REQUESTS])
@@ -182,7 +185,7 @@ def _in_order(ids: Sequence[int]) -> Iterator[CapturedRequest]:
 
 
 def captures_seal() -> None:
-    """Encrypts the bodies that processes of an earlier release have stored, which run beside this one in an upgrade."""
+    """Encrypts bodies that processes of an earlier release store in plain text while they still run in an upgrade."""
     plain = CapturedRequest.objects.filter(body__isnull=False).order_by("pk")
     for request in list(plain[:SEAL_LIMIT]):
         assert request.body is not None

@@ -24,7 +24,7 @@ class _Change:
 
     is_growth: bool
     since: float
-    to: int  # the lowest number needed since then if the number grows, otherwise the highest
+    to: int  # when growing, the lowest number of replicas needed since then; when shrinking, the highest
 
 
 class Autoscaler:

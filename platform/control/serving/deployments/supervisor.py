@@ -83,7 +83,8 @@ class Supervisor:
     Args:
         lifeline: the read end of a pipe (see `launchers.engine_process`). The endpoints end when the process that holds
             the write end ends, and `stop` drains them. None: the endpoints keep serving when the supervisor ends.
-        drains: whether `stop` drains the endpoints even without a lifeline, as in a container, whose end kills them.
+        drains: whether `stop` drains the endpoints even without a lifeline. This is for containers: when a container
+            ends, its processes are killed.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Compares two answers to the same request, and makes the second request from the first one and its answer.
 
 Two answers are equal if each choice has the same text, reasoning, tool calls, token ids (if the request asked for them)
-and reason of its end, and if they have the same number of tokens. Ids, times and log-probabilities are not compared.
+and finish reason, and if they have the same number of tokens. Ids, times and log-probabilities are not compared.
 """
 
 import json
@@ -16,14 +16,14 @@ _DATA = b"data: "
 
 
 class NotComparable(Exception):
-    """Nothing follows from a comparison: an answer is incomplete, or its seed is unknown."""
+    """The answers cannot be compared, because an answer is incomplete or its seed is unknown."""
 
 
 def repeated_request(body: bytes, answer: bytes) -> bytes:
-    """Returns the body with the seed of the answer. Then another engine has to give the same answer.
+    """Returns the body with the seed of the answer. Another engine must then give the same answer.
 
-    The engine draws a seed for a request without one, and names it in its answer. Args: answer: to `body`.
-    Raises: NotComparable: the request samples, and its seed is unknown.
+    If a request has no seed, the engine draws one and names it in the answer.
+    Args: answer: the answer to `body`. Raises: NotComparable: the request samples, and its seed is unknown.
     """
     request = _parsed(body)
     if request.get("seed") is None and request.get("temperature") != 0:

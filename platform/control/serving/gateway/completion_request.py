@@ -32,7 +32,7 @@ class InvalidRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UsageOptions:
-    """The chunks of a stream in which the caller requested usage."""
+    """Says in which chunks of a stream the caller requested usage."""
 
     at_end: bool
     in_every_chunk: bool
@@ -97,9 +97,9 @@ def read(raw: bytes, path: str) -> tuple[CompletionRequest, bytes]:
 
 
 def metered_request(body: Mapping[str, Any]) -> bytes | None:
-    """The body of a stream's request, changed so that every chunk has usage.
+    """Returns the body of a request for a stream, changed so that every chunk has usage.
 
-    Returns: None if the body must be sent unchanged: it does not request a stream, or its options are invalid.
+    Returns None if the body must be sent unchanged, because it does not request a stream or its options are invalid.
     """
     options = body.get("stream_options")
     options = {} if options is None else options

@@ -30,7 +30,7 @@ def tokens_of(answer: bytes) -> Tokens | None:
         counts = _counts(json.loads(answer)["usage"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    # Other values could not be stored: the end of the request would not be recorded, nor its reservation released.
+    # Other values could not be stored. The usage would then not be recorded, and the reservation not be released.
     if any(type(count) is not int or count < 0 for count in counts):
         return None
     return Tokens(input=counts[0], output=counts[1], cached=counts[2])

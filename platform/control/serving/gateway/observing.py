@@ -48,7 +48,7 @@ class Measured:
         return replace(answer, body=self._watched(answer.body))
 
     def failed(self) -> Observation:
-        """The engine gave no answer."""
+        """Returns the observation of a request to which the engine gave no answer."""
         return self._observation("failed")
 
     def ended(self, tokens: Tokens) -> Observation | None:
@@ -109,10 +109,10 @@ class Measured:
 
 
 def passes_per_token(answer: bytes, tokens: Tokens) -> float | None:
-    """Returns the forward passes per generated token: each pass generates a token, besides the accepted ones.
+    """Returns the forward passes per generated token. A pass generates one token in addition to the accepted drafts.
 
-    Args: answer: its end, which contains the engine's statistics.
-    Returns: None: the answer has no statistics.
+    Args: answer: the end of an answer, which contains the engine's statistics.
+    Returns: None if the answer has no statistics.
     """
     found = _ACCEPTED.findall(answer[-_TAIL_BYTES:])
     if not found or not tokens.output:

@@ -1,7 +1,7 @@
 """Sends copies of requests to the candidate of a rollout in mode `shadow`, and compares its answers.
 
 A copy is sent after the caller has got the whole answer, so it can neither delay nor change the caller's request. It is
-not recorded as usage. Copies wait in a queue of their rollout, whose entries and bytes are limited; while it is full,
+not recorded as usage. Each rollout has a queue of copies, whose number and bytes are limited. While the queue is full,
 further copies are dropped and counted. When the rollout's trial ends, its copies are discarded, including those being
 sent.
 """
@@ -65,7 +65,7 @@ class Copy:
 
 @dataclass(slots=True)
 class _Lane:
-    """The copies of one rollout. A candidate that hangs holds up only its own lane."""
+    """The queue of one rollout's copies. A candidate that hangs delays only its own queue."""
 
     waiting: deque[Copy] = field(default_factory=deque)
     num_bytes: int = 0  # of the waiting copies
@@ -122,7 +122,7 @@ class Shadows:
 
     def _end(self, rollout_id: str, lane: _Lane, task: asyncio.Task[None]) -> None:
         lane.tasks.discard(task)
-        self._start_or_forget(rollout_id, lane)  # a copy may have been added after the task's last look
+        self._start_or_forget(rollout_id, lane)  # a copy may have been added after the task found no more
 
     async def _send_all(self, lane: _Lane) -> None:
         while lane.waiting:

@@ -1,8 +1,8 @@
 """Decides whether the candidate's speculator replaces the current one. These functions read and write no database.
 
-Both processes serve requests of the same callers at the same time, so a change of the traffic affects both. Each gate
-compares the candidate with the deployment (`stable`) by confidence sequences (`sequential`), which hold at all times at
-once. The gates may therefore be checked as often as one likes:
+The candidate and the deployment (`stable`) serve requests of the same callers at the same time, so a change of the
+traffic affects both of them. Each gate compares the two by confidence sequences (`sequential`), which hold at all times
+at once. The gates may therefore be checked as often as one likes:
 
     acceptance     forward passes per generated token, the reciprocal of the acceptance length
     errors         the share of the requests that failed
@@ -99,7 +99,7 @@ class Terms:
 class Gate:
     name: str
     outcome: Outcome
-    is_required: bool  # whether a promotion needs the outcome `passed`; otherwise it only needs another than `failed`
+    is_required: bool  # whether a promotion needs the outcome `passed`; if not, `open` is enough
     code: str  # of the decision, if the gate failed
     message: str
     candidate: Interval | None = None
@@ -151,7 +151,7 @@ def decide(candidate: Evidence, gates: Sequence[Gate], terms: Terms) -> Decision
 
 
 def decide_at_end(candidate: Evidence, gates: Sequence[Gate], terms: Terms, limit: str) -> Decision:
-    """The decision about a rollout that is undecided when its time or its requests have come to an end.
+    """Decides about a rollout that is still undecided when it reaches its limit of time or of requests.
 
     Args: limit: names the limit that was reached.
     """

@@ -95,7 +95,10 @@ def rollout_create(
 
 @audited("rollout.cancel")
 def rollout_cancel(*, rollout: Rollout) -> bool:
-    """Goes back to the previous speculator. Raises: ApiError: 400, the rollout is already decided."""
+    """Cancels the rollout, so that the deployment serves with the previous speculator.
+
+    Raises: ApiError: 400, the rollout is already decided.
+    """
     if rollout.status in CANCELLABLE and _roll_back(rollout, "cancelled", "It was cancelled."):
         return True
     raise ApiError(400, f"Cannot cancel a rollout with status '{rollout.status}'.", "invalid_rollout_status")
@@ -130,7 +133,7 @@ def _try(rollout: Rollout) -> None:
         return
     assert rollout.started_at is not None
     if rollout.trial is None:
-        evidence_start(rollout, Side.CANDIDATE, Side.STABLE)  # the previous release may have begun the trial
+        evidence_start(rollout, Side.CANDIDATE, Side.STABLE)  # a process of an earlier release may begin a trial
     evidence, terms = evidence_of(rollout), Terms.of(rollout)
     candidate, stable = evidence[Side.CANDIDATE], evidence[Side.STABLE]
     # A speculator that contains an adapter changes answers, and the customer has allowed that.

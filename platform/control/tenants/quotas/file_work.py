@@ -1,4 +1,4 @@
-"""Limits how many requests read or convert whole files at once. Each keeps a thread and a core busy for a while.
+"""Limits how many requests read or convert whole files at once. Each such request keeps a thread and a core busy.
 
 A request works on files only while it has a slot. An organization may have few slots in each server process, and
 further requests are refused, so that other organizations soon get a slot.

@@ -133,7 +133,7 @@ def _try(rollout: Rollout) -> None:
         return
     assert rollout.started_at is not None
     if rollout.trial is None:
-        evidence_start(rollout, Side.CANDIDATE, Side.STABLE)  # a process of an earlier release may begin a trial
+        evidence_start(rollout, Side.CANDIDATE, Side.STABLE)  # an earlier release may have begun the trial
     evidence, terms = evidence_of(rollout), Terms.of(rollout)
     candidate, stable = evidence[Side.CANDIDATE], evidence[Side.STABLE]
     # A speculator that contains an adapter changes answers, and the customer has allowed that.

@@ -1,4 +1,4 @@
-"""Builds an object with the rules, gates, evidence and verdict of a rollout's trial, or of the time after its promotion.
+"""Builds an object with the rules, gates, evidence and verdict of a rollout's trial, or of the time after promotion.
 
 Once there is a verdict, the object also contains a certificate, which signs all other members.
 """

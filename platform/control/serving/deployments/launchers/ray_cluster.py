@@ -38,7 +38,7 @@ from control.serving.deployments.selectors import engines_recorded, engines_to_a
 
 log = structlog.get_logger(__name__)
 
-# How long an actor may wait for a machine. A wait that fails counts as a crash of the replica, and a replica fails after
+# How long an actor may wait for a machine. A failed wait counts as a crash of the replica, and a replica fails after
 # five crashes within ten minutes. Five such waits take longer than ten minutes, so a replica that only lacks a machine
 # does not fail, and starts when a machine is added to the cluster.
 PLACEMENT_SECONDS = 180.0

@@ -54,7 +54,7 @@ def thresholds_set(
 
 
 def thresholds_report() -> None:
-    """Reports the thresholds that are reached, each of them once a month: with an event, its webhooks, and a mail.
+    """Reports each threshold that is reached, once a month. A report is an event with its webhooks, and a mail.
 
     Thresholds of the previous month are also checked until that month is closed, because usage may be counted late.
     """

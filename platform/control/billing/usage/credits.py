@@ -2,9 +2,9 @@
 
 The `sequence` of a credit is `credit:`, followed by the sequence of the attempt whose cost is given back. The ledger's
 unique key therefore permits only one credit for each attempt, even if several processes request credits or the reasons
-differ. A credit has the same time as the line whose cost it gives back. It thus lowers the amount spent in the month of
-the usage, which is compared with spend caps and thresholds. It is on the invoice of that month, unless the month is
-closed.
+differ. A credit has the same time as the line whose cost it gives back. The credit thus lowers the amount spent in the
+month of the usage, which is compared with spend caps and thresholds. The credit is on the invoice of that month, unless
+the month is closed.
 """
 
 import datetime as dt

@@ -13,8 +13,8 @@ import re2
 
 Span = tuple[int, int]  # the bytes at which a found text begins and ends
 # Called with a match of re2. Returns the span of the text that the recogniser accepts, which begins within the match.
-# If nothing is accepted, it returns None, and the search continues after the match; or it returns an empty span, and
-# the search continues at this span.
+# Returns None if it accepts nothing; the search then continues after the match. It may also return an empty span, so
+# that the search continues at the position of this span.
 Check = Callable[[Any], Span | None]
 
 

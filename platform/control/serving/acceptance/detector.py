@@ -11,12 +11,12 @@ A statistic of `THRESHOLD` or more is an alarm. From then on the statistic is li
 means that the acceptance length has recovered. A drop therefore causes one alarm, however long it lasts.
 
 If the values are normally distributed and the reference is known exactly, `SLACK` and `THRESHOLD` cause one false alarm
-in 840,000 bins (Siegmund's approximation). False alarms are more frequent with a learned reference, which has errors;
-the tests require an average of at least 10,000 bins between them. A lasting drop by d units, 2 <= d <= MAX_Z, is
-reported after about THRESHOLD / (d - SLACK) bins. `FLOOR` makes a unit at least 2.5 % of the reference. Without it, a
-drop that does not matter could cause an alarm under heavy traffic, because the standard deviation is then very small.
-`MAX_Z` prevents a single bin from causing an alarm. The mean of a bin with few drafts varies more than the reference's
-standard deviation says; the square root compensates for this.
+in 840,000 bins (Siegmund's approximation). A learned reference has errors, which make false alarms more frequent; the
+tests require an average of at least 10,000 bins between two false alarms. A lasting drop by d units, 2 <= d <= MAX_Z,
+is reported after about THRESHOLD / (d - SLACK) bins. `FLOOR` makes a unit at least 2.5 % of the reference. Without it,
+an irrelevant drop could cause an alarm under heavy traffic, because the standard deviation is then very small. `MAX_Z`
+prevents a single bin from causing an alarm. The square root reduces the weight of bins with few drafts, whose values
+vary more than those of the reference's bins.
 
 Source: Page 1954, Continuous inspection schemes, Biometrika 41; Siegmund 1985, Sequential analysis, section II.6.
 """

@@ -41,7 +41,10 @@ def acceptance_watch_all() -> None:
 
 
 def _running() -> Iterator[Deployment]:
-    """Yields the deployments. The query starts from the replicas, because rows of deleted deployments are kept."""
+    """Yields the deployments that have a speculator and a process.
+
+    The query starts from the replicas, because the table of deployments keeps all deleted deployments.
+    """
     ids = sorted(set(Replica.objects.filter(state__in=UP).values_list("deployment_id", flat=True)))
     for start in range(0, len(ids), _CHUNK):
         rows = Deployment.objects.filter(pk__in=ids[start : start + _CHUNK], deleted_at=None, canary_of=None)

@@ -185,7 +185,7 @@ def _in_order(ids: Sequence[int]) -> Iterator[CapturedRequest]:
 
 
 def captures_seal() -> None:
-    """Encrypts bodies that processes of an earlier release store in plain text while they still run in an upgrade."""
+    """Encrypts the bodies that processes of an earlier release store in plain text during an upgrade."""
     plain = CapturedRequest.objects.filter(body__isnull=False).order_by("pk")
     for request in list(plain[:SEAL_LIMIT]):
         assert request.body is not None

@@ -169,7 +169,7 @@ class Replica(models.Model):
 
     @property
     def has_process(self) -> bool:
-        """Whether a process was started whose end has not been recorded."""
+        """Whether a process has been started and its end has not been recorded."""
         return self.pid is not None
 
     def process_name(self, generation: int) -> str:

@@ -23,7 +23,7 @@ CRASH_WINDOW_SECONDS = 600.0
 MAX_CRASHES = 5
 MAX_BACKOFF_SECONDS = 60.0
 DEVICE_WAIT_SECONDS = 2.0  # between two searches for a free device
-USE_RECORDED_SECONDS = 1.0  # `used_at` is written again only if the stored time is wrong by this much or more
+USE_RECORDED_SECONDS = 1.0  # `used_at` is updated if the stored time is too old by this much or more
 NO_PROCESS: dict[str, Any] = {
     "pid": None, "process_started": "", "host": "", "port": None, "token": "", "operator_token": "", "certificate": "",
     "device": "", "node": "", "num_open": 0,

@@ -68,7 +68,7 @@ def _without_deltas(choices: list[Any]) -> list[Any]:
 
 
 def _join(into: dict[str, Any], name: str, value: Any) -> None:
-    """Appends texts and lists to those before them. Members of lists with an index are joined by their index."""
+    """Appends a text or list to the earlier parts of the same member. Objects in lists are joined by their `index`."""
     if name in _NOT_COMPARED or value is None or value == []:
         return
     if isinstance(value, str):
@@ -88,7 +88,7 @@ def _join(into: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _parts(answer: bytes) -> Iterator[dict[str, Any]]:
-    """Yields the object of a whole answer, or those of a stream's events."""
+    """Yields the object of a whole answer, or the objects of a stream's events."""
     if not answer.startswith(_DATA):
         yield _parsed(answer)
         return

@@ -53,7 +53,7 @@ class Trial:
     """A rollout for which the gateway measures requests."""
 
     rollout_id: str
-    side: str | None  # of the evidence that all requests belong to; None: it depends on the process
+    side: str | None  # the side of the evidence for all requests; None: the side depends on the process
     canary_id: str
     shadows: tuple[Process, ...] = ()  # processes that answer copies of requests
     shadow_percent: int = 0  # share of the requests that are copied

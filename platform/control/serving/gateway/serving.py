@@ -191,7 +191,7 @@ async def _reserve(backend: Backend, caller: Caller, route: Route, request: Comp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exchange:
-    """A request to an engine and what must be recorded when it ends. A streamed answer refers to it until the end."""
+    """A request to an engine, with the facts to record when the request ends, perhaps after a long stream."""
 
     backend: Backend
     caller: Caller

@@ -33,7 +33,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the gateways have measured of the requests to one of the two processes."""
+    """What the gateways have measured of the requests to the candidate, or to the deployment."""
 
     num_requests: int = 0  # complete answers
     num_failed: int = 0  # requests to which the engine gave no complete answer
@@ -53,7 +53,7 @@ class Evidence:
 
     @property
     def acceptance_length(self) -> float | None:
-        """None: nothing was measured."""
+        """The acceptance length, or None if nothing was measured."""
         return 1.0 / self.passes.mean if self.passes.mean else None
 
     def as_json(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Terms:
 
     @classmethod
     def of(cls, source: object) -> Self:
-        """Returns the terms that a rollout, or a request for one, has as attributes of the same names."""
+        """Returns the terms of a rollout, or of a request for a rollout. They are attributes with the same names."""
         return cls(**{field.name: getattr(source, field.name) for field in fields(cls)})
 
 

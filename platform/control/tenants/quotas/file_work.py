@@ -41,7 +41,7 @@ class Slots:
 
     @contextmanager
     def kept(self, organization_id: str) -> Iterator[None]:
-        """Takes a slot that each `taken` within the block uses, so that work in several steps is not refused halfway.
+        """Takes a slot for the block. Each `taken` in the block uses this slot, so no later step can be refused.
 
         Raises: ApiError: as `taken`.
         """

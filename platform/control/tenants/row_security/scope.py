@@ -72,7 +72,10 @@ def across_tenants(reason: Across) -> Iterator[None]:
 
 @contextmanager
 def without_tenant() -> Iterator[None]:
-    """For requests that are not authenticated yet. `set_request_tenant` sets a tenant until the end of the block."""
+    """Unsets the tenant during the block, for a request that is not authenticated yet.
+
+    `set_request_tenant` can set a tenant until the end of the block.
+    """
     with _tenant_set_to(""):
         yield
 

@@ -75,7 +75,7 @@ class Launcher(Protocol):
         """Returns the end of the log of the replica's latest engine; empty if it is not known here."""
 
     def retain(self, held: Collection[Replica]) -> None:
-        """Drops the launcher's data about replicas that are not in `held`, the replicas that the supervisor holds."""
+        """Drops the launcher's data about replicas that the supervisor no longer holds, that is, are not in `held`."""
 
     def kill_strays(self) -> None:
         """Ends engines that no replica's row records. A killed supervisor may have left them.

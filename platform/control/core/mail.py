@@ -21,5 +21,5 @@ def send_later(message: EmailMessage) -> None:
 def _send(message: EmailMessage) -> None:
     try:
         message.send()
-    except Exception as error:  # of the mail server, the network or the name service
+    except Exception as error:  # an error of the mail server, the network or the name service
         log.error("a mail could not be sent", subject=message.subject, error=str(error))

@@ -73,7 +73,7 @@ def locked_alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked_if_unused(path: Path) -> Iterator[bool]:
-    """Yields True if no other process uses the file; then no other process can use it during the block either.
+    """Yields True if no other process uses the file, and then keeps the file locked during the block.
 
     Yields False if another process uses the file. A missing file is created with permissions for this user only.
     """

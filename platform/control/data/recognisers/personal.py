@@ -9,7 +9,7 @@ from stdnum import iban, luhn
 
 from control.data.recognisers.recogniser import Recogniser, Span
 
-_MIN_IBAN = 15  # the shortest account number, that of Norway
+_MIN_IBAN = 15  # length of the shortest IBANs, which are Norwegian
 _MIN_PHONE = 8
 _CARD_GROUP = 4  # digits
 _MAX_UTF8 = 4  # bytes of a character

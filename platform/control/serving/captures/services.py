@@ -113,7 +113,7 @@ def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any
         stopped = {"code": error.code, "message": error.message}
         Capture.objects.filter(pk=deployment_id).update(stopped=stopped)
         return False
-    except DatabaseError as error:  # PostgreSQL refuses some characters; the caller must get the answer all the same
+    except DatabaseError as error:  # such as a character that PostgreSQL refuses; the caller must get the answer
         log.warning("could not keep a request", deployment_id=deployment_id, error=str(error))
         return False
     return True

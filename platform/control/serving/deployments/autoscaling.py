@@ -50,7 +50,7 @@ class Autoscaler:
 
 
 def _scale(deployment: Deployment, to: int) -> None:
-    """Removes replicas, or adds as many of the wanted ones as the organization's limit of devices allows."""
+    """Sets the number of replicas to `to`. Adds fewer replicas if the organization's device limit requires it."""
     before = deployment.num_replicas
     for num_replicas in range(to, before, -1) if to > before else [to]:
         try:

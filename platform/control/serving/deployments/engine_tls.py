@@ -40,7 +40,7 @@ class EngineKey:
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine is reached. Args: certificate: in PEM; empty: the engine does not use TLS."""
+    """The address of an engine. Args: certificate: in PEM; empty if the engine does not use TLS."""
 
     host: str
     port: int

@@ -138,7 +138,7 @@ def backoff_seconds(num_crashes: int) -> float:
 def replica_draining(*, replica: Replica, is_forced: bool = False) -> bool:
     """Takes the replica out of the gateways' routing, before the supervisor ends its process.
 
-    Args: is_forced: do so whatever the state of the other replicas.
+    Args: is_forced: whether to do so even if another replica is not available.
     Returns: False if the process must continue to serve, because ready replicas are replaced one after another.
     """
     deployment = _lock(replica)

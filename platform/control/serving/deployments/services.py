@@ -219,7 +219,7 @@ def deployment_scaling_set(*, deployment: Deployment, scaling: ScalingOptions) -
 
 
 def _checked(scaling: ScalingOptions) -> dict[str, Any] | None:
-    """Returns what the row stores; None for the defaults. Raises: ApiError: 400, 409."""
+    """Returns the value to store in the row; None for the defaults. Raises: ApiError: 400, 409."""
     if scaling.max_replicas is not None and scaling.min_replicas > scaling.max_replicas:
         message = f"min_replicas must be at most max_replicas ({scaling.max_replicas}), got {scaling.min_replicas}."
         raise ApiError(400, message, "invalid_value", "scaling.min_replicas")

@@ -13,7 +13,7 @@ from control.serving.rollouts.evidence import Observation, Side
 
 @dataclass(slots=True, kw_only=True)
 class Measuring:
-    """One request. Its methods never wait, and do nothing if the deployment has no rollout."""
+    """Measures one request. The methods never wait, and do nothing if the deployment has no rollout."""
 
     trial: Trial | None
     shadows: Shadows | None  # None: requests to this route are not copied

@@ -21,7 +21,7 @@ _TAIL_BYTES = 4096  # the statistics are at most that far from the end of an ans
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """Measurements of one request, which an engine is answering."""
+    """The measurements of one request while an engine answers it."""
 
     organization_id: str
     rollout_id: str
@@ -52,7 +52,7 @@ class Measured:
         return self._observation("failed")
 
     def ended(self, tokens: Tokens) -> Observation | None:
-        """Returns the measurements of an answer that has ended; None: it says nothing about the engine."""
+        """Returns the observation of an answer that has ended; None if the answer says nothing about the engine."""
         if self._status >= 500 or self._is_failed_stream:
             return self._observation("failed")
         if not self.is_answered:

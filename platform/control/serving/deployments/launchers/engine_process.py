@@ -1,7 +1,7 @@
 """Starts the engine's server as a separate process, with its own session, log, free port and random token.
 
-The process outlives the supervisor unless a lifeline is given: a pipe whose write end is held by another process, the
-owner. The engine's process then ends when the owner ends.
+The process outlives the supervisor unless a lifeline is given. A lifeline is a pipe whose write end belongs to another
+process, the owner. An engine's process with a lifeline ends when the owner ends.
 """
 
 import fcntl
@@ -285,7 +285,7 @@ def has_process(config: Config, replica: str) -> bool:
 
 
 def _locked(config: Config, replica: str) -> IO[bytes] | None:
-    """Returns the locked file of a replica; None: a process holds the lock. Args: replica: its name."""
+    """Locks the file of a replica and returns it; None if a process holds the lock. Args: replica: its name."""
     path = config.data_dir / "replicas" / f"{replica}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("ab")

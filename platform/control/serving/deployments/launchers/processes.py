@@ -37,7 +37,7 @@ class ProcessIdentity:
 
 
 def process_started(pid: int) -> str | None:
-    """The start time as a text that can be compared for equality; None: there is no such process, or it is a zombie."""
+    """Returns the start time of a process as a text, for comparisons. None: no such process exists, or only a zombie."""
     if not _PROC.joinpath("self", "stat").exists():
         return _started_by_ps(pid)
     try:

@@ -34,5 +34,5 @@ def requests_kept(capture: Capture) -> QuerySet[CapturedRequest]:
 
 
 def oldest_kept(capture: Capture) -> Combinable:
-    """The time before which requests are too old to be kept, as a database expression."""
+    """Returns a database expression for a time. Requests that are older are too old to be kept."""
     return from_now(-3600.0 * capture.hours)

@@ -1,7 +1,7 @@
 """Adapts the number of a deployment's replicas to the number of requests that their engines report.
 
-The supervisor that holds the deployment's first replica decides. Only this supervisor's memory records since when more
-or fewer replicas have been needed, so a new supervisor starts to measure this time anew.
+The supervisor that holds the deployment's first replica decides. It measures in its own memory for how long more or
+fewer replicas have been needed. A new supervisor therefore starts this measurement from zero.
 """
 
 import time

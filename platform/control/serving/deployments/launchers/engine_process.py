@@ -90,7 +90,7 @@ def stage(config: Config, deployment: Deployment) -> Path | None:
 
 
 def start_for_actor(replica: Replica, *, device: str, host: str, lifeline: int, uses_tls: bool) -> Endpoint:
-    """Copies the files and starts the engine process, on the machine of a Ray actor, which must end it.
+    """Copies the files and starts the engine process on the machine of a Ray actor. The actor must end the process.
 
     Args: see `launch`. Raises: LaunchError.
     """
@@ -189,7 +189,7 @@ def _identity_of(process: "subprocess.Popen[bytes]") -> ProcessIdentity:
 
 @contextmanager
 def _uses(config: Config, deployment: Deployment) -> Iterator[list[IO[bytes]]]:
-    """Begins a use of the copies of the deployment's files, and yields the files that its engine must inherit.
+    """Marks the copies of the deployment's files as in use, and yields the lock files that its engine must inherit.
 
     Raises: LaunchError: a copy has been deleted since it was made.
     """
@@ -273,9 +273,9 @@ def _only_process_of(config: Config, replica: Replica) -> IO[bytes]:
 
 
 def has_process(config: Config, replica: str) -> bool:
-    """Returns whether a process of the replica runs on this machine, also one that no row records.
+    """Returns whether a process of the replica runs on this machine, even if no row records the process.
 
-    Call this only as the `only_starter`: the check takes the lock of the process for a moment.
+    Call this only in a block of `only_starter`, because the check takes the process's lock for a moment.
     """
     file = _locked(config, replica)
     if file is None:

@@ -44,7 +44,7 @@ class AlreadyRunning(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The engine of a replica has ended, and why, as far as this is known."""
+    """The end of a replica's engine, with the reason as far as it is known."""
 
     code: str  # of the replica's error
     message: str

@@ -37,7 +37,7 @@ class ProcessIdentity:
 
 
 def process_started(pid: int) -> str | None:
-    """Returns the start time of a process as a text, for comparisons. None: no such process exists, or only a zombie."""
+    """Returns a process's start time as a text, for comparisons. None: no such process exists, or only a zombie."""
     if not _PROC.joinpath("self", "stat").exists():
         return _started_by_ps(pid)
     try:

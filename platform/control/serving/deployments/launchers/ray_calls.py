@@ -30,7 +30,7 @@ NUM_THREADS = 8
 
 
 class ClusterUnavailable(Exception):
-    """Nothing is known of the actor at the moment. A later call may succeed."""
+    """The cluster or the actor did not answer, so the actor's state is unknown. A later call may succeed."""
 
 
 class ActorGone(Exception):

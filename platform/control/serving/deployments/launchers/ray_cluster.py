@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 # five crashes within ten minutes. Five such waits take longer than ten minutes, so a replica that only lacks a machine
 # does not fail, and starts when a machine is added to the cluster.
 PLACEMENT_SECONDS = 180.0
-RETRY_SECONDS = 1.0  # between two attempts while nothing is known of an actor
+RETRY_SECONDS = 1.0  # between two attempts while the state of an actor is unknown
 LOG_SECONDS = 5.0  # between two reads of the log of an engine that is not healthy
 
 

@@ -40,8 +40,8 @@ class Config(BaseSettings):
     database_url: SecretStr | None = None  # postgresql://user:password@host/name; none: SQLite in data_dir
     # The PostgreSQL role of the running service. It does not own the tables; `migrate` grants it access to their rows.
     database_role: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "slipstream_app"
-    redis_url: SecretStr | None = None  # none: workers poll
-    s3_bucket: str | None = None  # none: a folder in data_dir
+    redis_url: SecretStr | None = None  # none: workers poll the database
+    s3_bucket: str | None = None  # none: objects are stored in a folder in data_dir
     s3_endpoint_url: str | None = None  # none: AWS
 
     lease_seconds: Annotated[float, Field(gt=0)] = 30.0
@@ -82,7 +82,7 @@ class Config(BaseSettings):
     # Limit for the home folders of engine users on each machine. When it is exceeded, homes that no process uses are
     # deleted, the least recently used first.
     max_engine_homes_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * MIB
-    # A model whose loss on an English test text is higher is refused: see models/catalog/plausibility.py.
+    # A model is refused if its loss on an English test text exceeds this limit: see models/catalog/plausibility.py.
     max_model_bits_per_byte: Annotated[float, Field(gt=0, le=40)] = 2.4
 
     secret_key: SecretStr | None = None
@@ -103,7 +103,7 @@ class Config(BaseSettings):
     # The host on which gateways reach the engines. Unless it is the loopback address, engines listen on all interfaces.
     engine_host: str = LOOPBACK
     node_name: Annotated[str, Field(min_length=1, max_length=80)] = socket.gethostname()[:80]  # unique per machine
-    # What starts the engines of endpoints: `process`, on the supervisor's machine; `ray`, on machines of a Ray cluster.
+    # Where the engines of endpoints run: on the supervisor's machine (`process`), or on a Ray cluster (`ray`).
     # All supervisors must have the same launcher.
     launcher: Literal["process", "ray"] = "process"
     ray_address: str = "auto"  # host:port of the cluster's head; auto: the cluster of the raylet on this machine
@@ -123,7 +123,7 @@ class Config(BaseSettings):
     # customers choose their gates.
     credit_gate_limit: Annotated[float, Field(ge=0, le=1_000_000_000)] = 100.0
     certificate_key: SecretStr | None = None  # Ed25519, 32 bytes in base64; none: derived from the secret key
-    # Where people reach the console, without a path at the end; links in mails begin with it.
+    # The URL of the console, without a path. Links in mails begin with this URL.
     public_url: Annotated[str, Field(pattern=r"^https?://[^/]+$")] = "http://localhost:8000"
     # smtp://user:password@host:port; smtps:// is TLS from the start, smtp+starttls:// begins TLS after the greeting.
     # None: mails are only printed on standard output.
@@ -138,10 +138,10 @@ class Config(BaseSettings):
     log_level: str = "INFO"
     # Logs of jobs, endpoints and components in the data folder of a machine; logs in use are never deleted.
     max_log_file_bytes: Annotated[int, Field(ge=1)] = 64 * MIB  # a larger log is rotated
-    max_old_log_files: Annotated[int, Field(ge=0)] = 3  # number of rotated files that are kept of one log
+    max_old_log_files: Annotated[int, Field(ge=0)] = 3  # number of rotated files that are kept for each log
     # limit of the total size of all logs; above it, the least recently written logs are deleted
     max_logs_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * MIB
-    metrics_token: SecretStr | None = None  # required to read /metrics; none: only processes of this machine may
+    metrics_token: SecretStr | None = None  # required to read /metrics; none: only this machine may read it
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # port of /metrics in workers and the supervisor
     tracing: bool = False  # exports OpenTelemetry traces; the OTEL_* variables name the destination
 

@@ -96,7 +96,7 @@ class FolderStorage:
             with path.open("rb") as source, temporary.open("xb") as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
                 copy.flush()
-                os.fsync(copy.fileno())  # the row that names the key survives a power cut, so the bytes must, too
+                os.fsync(copy.fileno())  # the row with the key survives a power cut, so the bytes must survive it, too
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)

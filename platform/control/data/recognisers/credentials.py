@@ -98,6 +98,6 @@ SECRETS: Mapping[str, Sequence[Recogniser]] = {
     "mailchimp_key": _of(MailchimpDetector.denylist),
     "npm_token": _of(NpmDetector.denylist),
     "discord_token": _of(DiscordBotTokenDetector.denylist),
-    "artifactory_token": _of(ArtifactoryDetector.denylist[:1]),  # the second pattern takes RE2 too long
+    "artifactory_token": _of(ArtifactoryDetector.denylist[:1]),  # RE2 needs too much time for the second pattern
     "password_in_url": _of(BasicAuthDetector.denylist),
 }

@@ -40,7 +40,7 @@ MAX_HOURS = 30 * 24
 MAX_BODY_BYTES = 256 * 1024  # longer requests are not kept
 DELETE_LIMIT = 500  # rows that one transaction deletes
 SEAL_LIMIT = 1_000  # rows that one call encrypts
-MAX_REQUESTS = 20_000  # the most requests that are kept for one deployment: the newest
+MAX_REQUESTS = 20_000  # limit for one deployment; only its newest requests are kept
 MAX_FILE_BYTES = MAX_TEXT_BYTES
 _READ_ROWS = 16
 # Parameters without use for training. `capture_export` adds `model` again, as the base model's name.

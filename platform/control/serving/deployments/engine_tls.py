@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-KEY_VARIABLE = "SLIPSTREAM_ENGINE_KEY"  # the engine reads its key and its certificate from it
+KEY_VARIABLE = "SLIPSTREAM_ENGINE_KEY"  # the engine reads its key and its certificate from this variable
 _EXTENSION = "slipstream_certificate"
 _NAME = "engine.slipstream.internal"  # in all certificates; only the certificate tells engines apart
 # These dates do not depend on the clocks of the machines. The second one means "no end": RFC 5280, 4.1.2.5.

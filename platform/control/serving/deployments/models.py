@@ -188,7 +188,7 @@ class Replica(models.Model):
 
 
 AVAILABLE = (Replica.State.READY, Replica.State.SLEEPING)  # a request wakes a sleeping replica
-UP = (*AVAILABLE, Replica.State.DEGRADED)  # such a replica may answer requests
+UP = (*AVAILABLE, Replica.State.DEGRADED)  # replicas in these states may answer requests
 
 
 class Node(models.Model):

@@ -28,7 +28,7 @@ NO_PROCESS: dict[str, Any] = {
     "pid": None, "process_started": "", "host": "", "port": None, "token": "", "operator_token": "", "certificate": "",
     "device": "", "node": "", "num_open": 0,
 }  # fmt: skip
-NO_DEVICE_FACTS: dict[str, Any] = {"device_kind": "", "hour_nanousd": None}  # of the last device, with its price
+NO_DEVICE_FACTS: dict[str, Any] = {"device_kind": "", "hour_nanousd": None}  # resets the last device and its price
 
 
 @transaction.atomic

@@ -50,7 +50,7 @@ class CompletionRequest:
     model: str
     usage: UsageOptions
     num_prompts: int
-    num_bytes: int  # the most bytes that the body's texts can have after normalisation
+    num_bytes: int  # upper bound of the bytes of the body's texts after normalisation
     num_parts: int  # messages or items, and the parts of their contents; 0: not a chat
     has_tools: bool  # whether the request defines tools, or an earlier message has a tool's call or result
     num_choices: int  # for each prompt

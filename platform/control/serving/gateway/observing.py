@@ -16,7 +16,7 @@ from control.serving.rollouts.evidence import Observation, Outcome
 
 MAX_KEPT_BYTES = 256 << 10  # of an answer that is kept for a comparison
 _ACCEPTED = re.compile(rb'(?<!\\)"num_accepted_draft_tokens": ?(\d+)')
-_TAIL_BYTES = 4096  # the statistics are at most that far from the end of an answer
+_TAIL_BYTES = 4096  # the statistics are within this many bytes of the end of an answer
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Measured:
     side: str
     request_id: str
     path: str
-    keeps_answer: bool = False  # whether the answer is kept, to be compared with another
+    keeps_answer: bool = False  # whether the answer is kept for a comparison with the candidate's answer
     kept: list[bytes] | None = field(default_factory=list)  # the answer; None: it is too long
     _is_stream: bool = False
     _num_kept: int = 0

@@ -45,7 +45,7 @@ class Process:
 
     deployment_id: str  # of the named deployment, or of its canary
     target: Target
-    is_asleep: bool = False  # as far as the supervisor has seen
+    is_asleep: bool = False  # according to the supervisor's last health check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class OpenByTarget(Counter[Target]):
 class Route:
     named_id: str  # the deployment that `model` names
     base_model_id: str
-    main: tuple[Process, ...]  # at least one of main and canary has a process
+    main: tuple[Process, ...]  # `main` and `canary` are never both empty
     canary: tuple[Process, ...]
     canary_percent: int
     is_capped: bool  # whether spend caps apply to the caller

@@ -47,7 +47,7 @@ from control.tenants.async_requests.event_stream import EventStream
 from control.tenants.async_requests.handler import shut_down
 from control.tenants.authentication.caller import Caller
 
-MAX_TRIES = 3  # the most replicas to which a request is sent until one accepts it
+MAX_TRIES = 3  # limit for the number of replicas to which a request is sent until one of them accepts it
 
 log = structlog.get_logger(__name__)
 
@@ -183,7 +183,7 @@ async def _reserve(backend: Backend, caller: Caller, route: Route, request: Comp
     if not route.is_capped:
         return None
     bound = cost_bound(request, route)
-    # If the caller disconnects during this call, nobody releases the reservation, and it expires.
+    # If the caller disconnects during this call, the reservation is not released. It then expires.
     reservation_id: str = await backend.call(spend_reserve, caller=caller, nanousd=bound)
     backend.begin(caller, reservation_id)
     return _Reserved(reservation_id, bound, route)

@@ -40,7 +40,7 @@ class Evidence:
     passes: Sums = field(default_factory=Sums)  # forward passes per generated token
     slow_first: Count = field(default_factory=Count)
     slow_inter: Count = field(default_factory=Count)
-    num_equal: int = 0  # copies of requests whose answer was equal to the customer's
+    num_equal: int = 0  # copies of requests whose answer was equal to the customer's answer
     num_different: int = 0
     num_not_comparable: int = 0
     num_dropped: int = 0  # copies that were not sent, because too many waited
@@ -86,7 +86,7 @@ class Terms:
     first_token_seconds: float | None = None  # a later first token is slow; None: no such gate
     inter_token_seconds: float | None = None
     max_slow_increase: float = 0.02
-    max_requests: int = 100_000  # of the candidate, until an undecided rollout ends
+    max_requests: int = 100_000  # number of requests to the candidate after which an undecided rollout ends
     on_undecided: Literal["promote", "roll_back"] = "roll_back"
 
     @classmethod
@@ -100,7 +100,7 @@ class Gate:
     name: str
     outcome: Outcome
     is_required: bool  # whether a promotion needs the outcome `passed`; if not, `open` is enough
-    code: str  # of the decision, if the gate failed
+    code: str  # the code of the decision if the gate has failed
     message: str
     candidate: Interval | None = None
     stable: Interval | None = None

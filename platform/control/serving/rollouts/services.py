@@ -168,7 +168,7 @@ def _finish(rollout: Rollout) -> None:
     deployment = rollout.deployment
     if _is_superseded(rollout):
         _roll_back(rollout, "superseded", "The deployment was changed during the rollout.")
-    elif deployment.desired_state == Deployment.Desired.STOPPED:  # or else the canary would run, and answer, for ever
+    elif deployment.desired_state == Deployment.Desired.STOPPED:  # otherwise, the canary would run for ever
         _roll_back(rollout, "deployment_stopped", "The deployment was stopped.")
     elif deployment.state == State.FAILED or has_given_up(deployment):
         _roll_back(rollout, "deployment_failed", "The deployment did not start with the new speculator.")

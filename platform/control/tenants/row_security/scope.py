@@ -22,7 +22,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
 
 SETTING = "slipstream.tenant"
-ALL_TENANTS = "*"  # not the id of any organization
+ALL_TENANTS = "*"  # stands for all organizations; no organization has this id
 
 
 class Across(StrEnum):

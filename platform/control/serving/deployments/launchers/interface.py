@@ -19,7 +19,7 @@ Record = Callable[..., bool]
 class LaunchError(Exception):
     """No engine could be started for the replica. The message gives the reason.
 
-    Args: code: of the replica's error.
+    Args: code: the code of the replica's error.
     """
 
     def __init__(self, message: str, *, code: str = "launch_failed") -> None:
@@ -30,7 +30,7 @@ class LaunchError(Exception):
 class DeviceWait(Exception):
     """No device is free for the replica, which therefore waits. The message gives the reason.
 
-    Args: code: of the replica's `blocked`.
+    Args: code: the code in the replica's `blocked`.
     """
 
     def __init__(self, message: str, *, code: str) -> None:
@@ -46,7 +46,7 @@ class AlreadyRunning(LaunchError):
 class Ended:
     """The end of a replica's engine, with the reason as far as it is known."""
 
-    code: str  # of the replica's error
+    code: str  # the code of the replica's error
     message: str
 
 

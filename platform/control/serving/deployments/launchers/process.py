@@ -162,7 +162,7 @@ class ProcessLauncher:
         unused_leases_end(self.config)
 
     def kill_strays(self) -> None:
-        names = endpoint_processes()  # read before the rows, so that the rows are never older
+        names = endpoint_processes()  # read before the rows, so that the rows are at least as new
         known = set(Deployment.objects.values_list("pk", flat=True))
         sessions, of_others = replicas_not_stray(self._supervisor, self.config.node_name)
         for pid, name in names.items():

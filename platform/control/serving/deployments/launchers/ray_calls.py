@@ -93,7 +93,7 @@ class RayCluster:
         self._address, self._namespace = config.ray_address, config.ray_namespace
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="ray")
         self._lock = threading.Lock()
-        self._ray: Any = None  # the module, once it was connected
+        self._ray: Any = None  # the module `ray`, after it has been connected
         self._has_sigterm = False
         self._retry_at = 0.0  # of the monotonic clock
 

@@ -1,4 +1,4 @@
-"""Sums of the ledger."""
+"""Selectors that sum the lines of the ledger."""
 
 import datetime as dt
 from collections.abc import Collection

@@ -2,7 +2,7 @@
 
 A request to an endpoint is counted when it ends. If only finished requests counted towards a cap, any number of
 concurrent requests could pass the check before the first of them is counted. Therefore each request reserves the most
-that it can cost. It is refused if this amount, the amounts reserved and the amount spent together exceed a cap.
+that it can cost. A request is refused if this amount, the reserved amounts and the amount spent together exceed a cap.
 
 A reservation ends in the transaction that counts the request. If the process of the request dies, its reservation
 expires after `HOLD_SECONDS`.

@@ -1,4 +1,4 @@
-"""Thresholds of the amount that an organization or project spends in a month (UTC), and reports that one is reached."""
+"""Thresholds of the amount that an organization or project spends in a month (UTC), and reports of reached ones."""
 
 from django.db import models
 from django.db.models import Q

@@ -60,7 +60,10 @@ class EngineUser:
 
 
 def uid_range(config: Config) -> range | None:
-    """Raises: ImproperlyConfigured: the range is invalid, or this process may not change the user of its children."""
+    """Returns the range of user ids; None if none is configured.
+
+    Raises: ImproperlyConfigured: the range is invalid, or this process may not change the user of its children.
+    """
     if not config.engine_uids:
         return None
     bounds = re.fullmatch(r"(\d+)-(\d+)", config.engine_uids)

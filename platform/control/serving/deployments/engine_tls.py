@@ -5,8 +5,8 @@ leaves this machine. The certificate gets into the replica's row in the same way
 this one certificate and no other, so there is no certificate authority. Certificates do not expire: when the engine
 ends, its certificate is removed from the row.
 
-A request carries the certificate in an extension of httpx, by which the transport chooses whom to trust. Therefore one
-client serves all engines.
+A request carries the engine's certificate in an extension of httpx. The transport trusts this certificate only, so that
+one client can serve all engines.
 """
 
 import datetime as dt

@@ -126,7 +126,7 @@ def _write_group(organization_id: str, ended: Sequence[Ended]) -> bool:
             log.exception("the database cannot be reached; usage will be written later", num_requests=len(ended))
             return False
         # The database may have committed. A second attempt could charge the customer twice.
-        log.exception("it is unknown whether usage was counted", organization_id=organization_id, used=str(_summed(ended)))
+        log.exception("usage was perhaps not counted", organization_id=organization_id, used=str(_summed(ended)))
     except Exception:  # for example, the organization was deleted; other organizations' usage must still be written
         log.exception("usage not counted", organization_id=organization_id, used=str(_summed(ended)))
     return True

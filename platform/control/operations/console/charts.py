@@ -11,7 +11,7 @@ from control.operations.console.rendering import number
 
 WIDTH, HEIGHT = 320, 120
 MARGIN = 6  # keeps the stroke of a line inside the picture
-_SIDE, _TOP, _BOTTOM = 40, 22, 142  # of the lines in a comparison, whose picture has room for texts around them
+_SIDE, _TOP, _BOTTOM = 40, 22, 142  # bounds of the lines in a comparison; the texts are outside these bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    name: str  # its style in console.css
+    name: str  # selects the style in console.css
     title: str
     values: Sequence[float]  # at the ticks
     labels: Sequence[str]  # at the points; may be empty strings
@@ -92,7 +92,7 @@ def _chart_context(line: Line) -> dict[str, Any]:
 
 
 def _scaled(value: float, values: Sequence[float], size: int) -> float:
-    """The value's coordinate in a picture of this size; the middle if all values are equal."""
+    """Returns the value's coordinate in a picture of this size: the middle of the picture if all values are equal."""
     low, high = min(values), max(values)
     share = (value - low) / (high - low) if high > low else 0.5
     return MARGIN + share * (size - 2 * MARGIN)

@@ -16,7 +16,7 @@ from control.tenants.quotas.models import Limits
 from control.tenants.quotas.quota import organization_lock, quota_of, quota_with
 
 CODE = "devices_quota_exceeded"
-MAX_NAMES = 5  # in a message
+MAX_NAMES = 5  # maximum number of names in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Held:
 def devices_held(organization_id: str, *, without: str = "") -> Held:
     """Args: without: name of a replica that is not counted.
 
-    A replica counts once: the lease on a lost machine, from which it was moved, has no engine any more.
+    A replica counts once. It can have a second lease on a lost machine from which it was moved, but that lease has no
+    engine any more.
     """
     jobs = leases_valid().filter(job__organization=organization_id, device__memory_bytes__isnull=False)
     replicas = EndpointLease.objects.filter(organization=organization_id).exclude(replica=without)
@@ -61,7 +62,11 @@ def devices_held(organization_id: str, *, without: str = "") -> Held:
 
 
 def devices_held_locked(organization_id: str, *, without: str = "") -> Held:
-    """As `devices_held`. Call this in the transaction that takes a device: until it ends, no other one takes one."""
+    """Locks the organization and returns `devices_held`.
+
+    Call this in the transaction that leases a device. Until it ends, no other transaction can lease a device for the
+    organization.
+    """
     organization_lock(organization_id)
     return devices_held(organization_id, without=without)
 
@@ -78,7 +83,7 @@ def may_hold_another() -> Q:
     own = Limits.objects.in_bulk(held)
     limits = {organization_id: quota_with(own.get(organization_id)).devices for organization_id in held}
     full = [organization_id for organization_id, number in held.items() if number >= limits[organization_id]]
-    # Sub-queries instead of joins: PostgreSQL locks no row of an outer join.
+    # Sub-queries instead of joins, because PostgreSQL cannot lock rows of the nullable side of an outer join.
     if default == 0:
         allowed = Q(organization__in=Limits.objects.filter(devices__gt=0).values("pk"))
     else:

@@ -29,7 +29,7 @@ from control.tenants.row_security.scope import Across, across_tenants
 OPEN = (Job.Status.QUEUED, Job.Status.RUNNING)
 # Later stages of pipelines have a higher priority, so that a pipeline is finished before another one starts.
 PRIORITIES = {Job.Kind.MODEL_CHECK: 0, Job.Kind.BATCH: 0, Job.Kind.TRAINING: 1, Job.Kind.EVALUATION: 2}
-# The priorities that a customer may choose. They weigh more than those of the kinds.
+# The priorities that a customer may choose. Their values outweigh the priorities of the kinds.
 LEVELS: Mapping[str, int] = {"low": -10, "normal": 0, "high": 10}
 NORMAL = "normal"
 ORDER_IN_ORGANIZATION = ("-priority", "pk")

@@ -256,7 +256,7 @@ def job_final_failure(*, job: Job, failure: Failure) -> Failure | None:
 
 
 def job_fail(*, claim: Claim, failure: Failure) -> bool:
-    """Ends the attempt, and the job unless it is tried again; credits it if it failed for reasons of the service.
+    """Ends a failed attempt and, unless the job is tried again, the job. Credits failures that the service caused.
 
     Returns: whether the job ended. Raises: LeaseLost.
     """

@@ -28,10 +28,10 @@ REVIEW_LIMIT = 100
 
 
 def quotes_spent_nanousd(quote_ids: Collection[str]) -> dict[str, int]:
-    """The cost so far of all that was created with each quote: tokens of batches, and device time of pipelines.
+    """Returns the cost so far of each quote: the tokens of its batches, and the device time of its pipelines.
 
-    The device time includes running attempts. They are read before the ledger: an attempt that ends between the two
-    reads is in both sums. In the other order, it would be in neither.
+    The device time includes running attempts. They are read before the ledger, so an attempt that ends between the two
+    reads is counted twice. In the other order, it would not be counted at all.
     """
     spent = dict.fromkeys(quote_ids, 0)
     uses = quoted_uses(quote_ids)

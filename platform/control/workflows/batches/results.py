@@ -118,7 +118,10 @@ def read_json_lines(key: str) -> Iterator[dict[str, Any]]:
 
 
 def row_number(output: dict[str, Any]) -> int:
-    """The number of a row of an output or error file, from 0. A copied row keeps the id of the batch that ran it."""
+    """Returns the number, from 0, of a row in an output or error file.
+
+    A copied row keeps the id that the batch which ran it has given to it.
+    """
     return int(output["id"].rsplit("_", 1)[-1])
 
 

@@ -17,7 +17,7 @@ _POINTS = 1 << 64
 
 
 class Shares:
-    """Splits by shares: the hash of seed and prompt is a point in [0, 1), and each split has an interval of it.
+    """Splits by shares: the hash of seed and prompt is a point in [0, 1), and each split owns an interval of [0, 1).
 
     The split of a prompt depends on nothing else, so a prompt stays in its split in later versions of the dataset, and
     equal prompts are in one split. The order of the names in `shares` does not matter.

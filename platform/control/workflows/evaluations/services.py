@@ -30,7 +30,8 @@ from control.workflows.evaluations.selectors import creation_seconds, pipeline_o
 from control.workflows.prompt_files.contamination import contamination_of
 from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out
 
-_NO_SETTINGS = {"speculator_id", "prompts_file", "validate_only", "compare_with", "hardware"}  # of a request
+# Members of a request that are not settings of the evaluation.
+_NO_SETTINGS = {"speculator_id", "prompts_file", "validate_only", "compare_with", "hardware"}
 _COMPARED = ("arms", "pairs")  # parts of a report that name other speculators, perhaps of other projects
 
 
@@ -108,7 +109,7 @@ def evaluation_workload(
 def evaluation_memory_needed(
     speculator: Speculator, settings: Mapping[str, Any], arms: Sequence[Arm] = ()
 ) -> dict[str, int]:
-    """Returns the memory that the job needs, see `memory_needed`. Lists files in storage: call it in no transaction."""
+    """Returns the memory that the job needs, see `memory_needed`. Call this outside of transactions: it lists files."""
     workload = _workload(speculator, settings.get("concurrencies", [1]), arms)
     return memory_needed(EngineOptions.model_validate(settings.get("engine") or {}), workload)
 

@@ -24,8 +24,8 @@ from control.workflows.pipelines.models import Pipeline
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     model: type[models.Model]
-    prefix: str  # of its ids
-    name: str = ""  # the column with the object's name; empty: it has none
+    prefix: str  # prefix of the ids of these objects
+    name: str = ""  # the column with the object's name; empty: the objects have no names
     gone: Q | None = None  # matches rows of deleted objects
     shown: Q = field(default_factory=Q)  # matches the rows that are objects of the API
     project: str = "project_id"  # the path to the project to which the row belongs
@@ -48,7 +48,7 @@ KINDS: Mapping[str, Kind] = {
         prefix="dep_",
         name="name",
         gone=Q(deleted_at__isnull=False),
-        shown=Q(canary_of=None),  # the rollout stands for its canary
+        shown=Q(canary_of=None),  # a canary is not shown, because its rollout represents it
     ),
 }
 
@@ -62,7 +62,7 @@ class Link:
     column: str
     in_child: bool = True  # whether the column is in the child's table
     each: str = ""  # if the column is a list of objects: the member of each of them that has a parent's id
-    reverse: str = ""  # of a relation of many to many: the parent's name of it; `column` is the child's
+    reverse: str = ""  # for a many-to-many relation: its name on the parent; `column` is its name on the child
 
 
 LINKS = (

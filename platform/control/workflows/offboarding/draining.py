@@ -45,7 +45,7 @@ def organizations_drain() -> None:
 
 
 def _stops(organization: Organization) -> Iterator[Callable[[], object]]:
-    """Yields the call that stops each running object. What starts other objects comes before those."""
+    """Yields a call for each running object that stops it. Objects come before the objects that they start."""
     active = (Rollout.Status.STARTING, Rollout.Status.CANARY)
     for rollout in _some(Rollout.objects.filter(organization=organization, status__in=active)):
         yield partial(rollout_cancel, rollout=rollout)

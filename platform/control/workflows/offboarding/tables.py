@@ -55,7 +55,7 @@ def _lookup(model: _Model, below: tuple[_Model, ...] = ()) -> str | None:
 @dataclass(frozen=True, slots=True)
 class ErasureOrder:
     tables: tuple[OwnedTable, ...]  # no table comes before one that refers to it
-    # Columns that are set to null first, because without them some tables would refer to each other in a circle.
+    # Columns that are set to null first, because otherwise some tables would refer to each other in a circle.
     cleared: tuple[tuple[OwnedTable, str], ...]
 
 

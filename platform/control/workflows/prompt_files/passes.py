@@ -60,7 +60,7 @@ def divide(
 
 
 def without_lines(source: Readable, *, lines_path: str, path: str) -> dict[str, Any]:
-    """Copies the lines, except that the listed ones are blank. Lines that are too long are refused."""
+    """Copies the lines, with blank lines in place of the listed ones. Lines that are too long are refused."""
     left_out = _line_numbers(lines_path)
     with open(path, "wb") as rest:
         for line in read_lines(source):

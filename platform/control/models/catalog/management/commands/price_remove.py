@@ -1,4 +1,4 @@
-"""`manage.py price_remove MODEL` removes a price: by the id of its base model, or by the name stored with it."""
+"""`manage.py price_remove MODEL` removes the price of a base model, given by its id or by the name in the price."""
 
 from argparse import ArgumentParser
 from typing import Any

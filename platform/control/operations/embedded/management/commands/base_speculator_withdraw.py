@@ -1,4 +1,4 @@
-"""`manage.py base_speculator_withdraw ID`: no longer offers a base speculator. Organizations that use it keep it."""
+"""`manage.py base_speculator_withdraw ID`: withdraws a base speculator. Organizations that use it already keep it."""
 
 from argparse import ArgumentParser
 from typing import Any

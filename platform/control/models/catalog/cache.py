@@ -6,8 +6,8 @@ In the folder `models` of the data folder, for the model, speculator or adapter 
     ID         a complete copy: it appears and disappears by a rename, so that it is never partial
     ID.lock    locked briefly, while a use begins or the copy is deleted; its modification time is the time of the
                last use
-    ID.lock.*  one file for each use, locked until the last process that inherited it has ended; one of them, `fetch`,
-               is locked while a process fetches the copy, so that the others wait for it instead of fetching, too
+    ID.lock.*  one file for each use, locked until the last process that inherited the file has ended. The file
+               `ID.lock.fetch` is locked while a process fetches the copy; other processes wait for this lock
     .ID.*      a partial copy, which is being fetched or deleted
 
 An engine inherits only the file of its own use, and its operating-system user can open none of the other lock files. An

@@ -1,4 +1,4 @@
-"""The kinds of devices of the installation: their memory and prices, as far as the operators stated them."""
+"""The kinds of devices of the installation, with the memory and the prices that the operators have stated."""
 
 from dataclasses import dataclass
 

@@ -48,8 +48,8 @@ def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
 class Series:
     name: str  # selects the style in console.css
     title: str
-    values: Sequence[float]  # at the ticks
-    labels: Sequence[str]  # at the points; may be empty strings
+    values: Sequence[float]  # one for each tick
+    labels: Sequence[str]  # one for each value; empty: no label
 
 
 def comparison(title: str, series: Sequence[Series], *, ticks: Sequence[str], axis: str) -> SafeString:
@@ -57,7 +57,7 @@ def comparison(title: str, series: Sequence[Series], *, ticks: Sequence[str], ax
 
     Args:
         series: at least one; each has a value and a label for every tick.
-        axis: what the ticks mean.
+        axis: the label of the axis with the ticks.
     """
     top = max(max(line.values) for line in series) or 1.0
     step = (WIDTH - 2 * _SIDE) / max(1, len(ticks) - 1)

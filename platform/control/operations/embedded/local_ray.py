@@ -83,7 +83,7 @@ class LocalRay:
             "SLIPSTREAM_RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self._token_path),
-            "RAY_TMPDIR": str(self.folder),  # for what Ray writes outside of --temp-dir
+            "RAY_TMPDIR": str(self.folder),  # for the files that Ray writes outside of --temp-dir
             # Otherwise a node waits half a minute for its engines to end, which Ctrl-C cuts off anyway.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         }

@@ -26,7 +26,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth ha
         return False
 
     def authenticate(self, request: HttpRequest, **credentials: Any) -> User | None:
-        """Refuses users who are not members. The response does not differ from that for a wrong password."""
+        """Refuses users who are not members. The response is the same as for a wrong password."""
         user = super().authenticate(request, **credentials)
         return user if user is not None and is_member(user) else None
 

@@ -58,7 +58,7 @@ class Offer:
         return asked & fits
 
     def choose(self, job: Job) -> Device | None:
-        """Returns the device with the least memory that fits a job that `fits` matches; None: none is registered."""
+        """Returns the smallest device that fits the job, which must match `fits`; None: no device is registered."""
         if not self.is_limited:
             return next(iter(self.devices), None)
         fitting = (device for device in self.devices if fits(job.memory_needed, device, job.hardware))

@@ -1,7 +1,7 @@
 """Limits the devices that an organization holds at once, for jobs and endpoints together.
 
 Only leases of stated devices count: a device whose memory is not stated is shared. A claim and the lease of an endpoint
-lock the organization before they count, so that two of them cannot both take the last device that is allowed.
+lock the organization before they count, so that two transactions cannot both take the last device that is allowed.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ MAX_NAMES = 5  # maximum number of names in a message
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What holds the devices of an organization."""
+    """The jobs and replicas that hold the devices of an organization."""
 
     jobs: list[str]  # ids
     replicas: list[str]  # names

@@ -67,7 +67,7 @@ def queue_positions_set(jobs: Collection[Job]) -> None:
 
 
 def _ranks(organization_id: str, jobs: Collection[Job]) -> dict[str, int]:
-    """Returns the ranks of waiting jobs among those of their organization, from 1."""
+    """Returns the rank, from 1, of each job among the waiting jobs of its organization."""
     wanted = {job.pk for job in jobs}
     waiting = Job.objects.filter(_WAITING, organization_id=organization_id).order_by(*ORDER_IN_ORGANIZATION)
     numbered = enumerate(waiting.values_list("pk", flat=True).iterator(), start=1)

@@ -102,8 +102,8 @@ def batches_resume(organization_id: str, **_: Any) -> None:
 
 
 def _review(batch: Batch) -> None:
-    # The time is that of the database's clock, as for the worker that claims the job. If two clocks differed, this
-    # function could resume the batch and the worker pause it, again and again.
+    # This function and the worker that claims the job both use the database's clock. With two different clocks, this
+    # function could resume the batch and the worker could pause it, again and again.
     is_overdue = Batch.objects.filter(pk=batch.pk, expires_at__lte=Now()).exists()
     if not is_overdue and batch_cap_reached(batch) is not None:
         return

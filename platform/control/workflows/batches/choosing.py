@@ -39,7 +39,7 @@ class Choice:
 
     classes: frozenset[RowClass] = frozenset({RowClass.UNFINISHED})
     max_tokens: int | None = None  # the limit of each new answer; None: the limits in the input file
-    context: int | None = None  # the most tokens of a prompt and its answer; None: unknown
+    context: int | None = None  # maximum tokens of a prompt and its answer together; None: unknown
 
     @classmethod
     def of(cls, batch: Batch) -> Self:

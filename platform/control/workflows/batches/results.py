@@ -40,7 +40,7 @@ class ResultFiles:
 class Results:
     completed: int
     unanswered: int  # rows whose shard has no winner
-    errors_by_code: dict[str, int]  # of all lines in `ResultFiles.errors`
+    errors_by_code: dict[str, int]  # number of lines in `ResultFiles.errors` by error code
     usage: dict[str, int]  # input_tokens, output_tokens, total_tokens
     truncated: dict[str, int]  # answers that reached the length limits of their rows, as in `Batch.truncated`
 

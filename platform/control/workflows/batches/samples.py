@@ -17,7 +17,7 @@ MAX_CHARACTERS = 500
 class RowSample:
     custom_id: str
     text: str  # the beginning of the answer, or the message of the error
-    code: str = ""  # of the error; empty: the row was answered
+    code: str = ""  # the error's code; empty: the row was answered
 
 
 def first_results(batch: Batch, count: int) -> list[RowSample] | None:

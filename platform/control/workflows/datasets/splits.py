@@ -12,7 +12,7 @@ from control.workflows.prompt_files.sketches import prompt_key
 
 MAX_SPLITS = 16
 SPLIT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
-_TOLERANCE = 1e-9  # of the sum of shares, which are floating-point numbers
+_TOLERANCE = 1e-9  # allowed error of the sum of shares, because shares are floating-point numbers
 _POINTS = 1 << 64
 
 

@@ -78,7 +78,7 @@ def _split_files(dataset: Dataset, request: SplitInput) -> dict[str, File]:
             for name, path in sorted(paths.items())
         }
     for file in files.values():
-        file.project_id = dataset.project_id  # also if a key of the whole organization splits a project's dataset
+        file.project_id = dataset.project_id  # even if the request's key belongs to no project
     return files
 
 

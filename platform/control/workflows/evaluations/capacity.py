@@ -39,7 +39,7 @@ class Load:
     requests_per_second: float
     output_tokens: float | None = None  # mean number of tokens of an answer
     input_tokens: float | None = None
-    concurrency: int | None = None  # simultaneous requests of a device; None: the highest that was evaluated
+    concurrency: int | None = None  # simultaneous requests of a device; None: the highest evaluated concurrency
     utilisation: float = 0.7
     device_kind: str | None = None
     price_per_device_hour: float | None = None  # USD; None: the price of the evaluation

@@ -47,10 +47,10 @@ def evaluation_create(
     """Checks the request and queues the evaluation.
 
     Args:
-        prompts: the prompts to evaluate on; None: those that the speculator's pipeline held out.
+        prompts: the prompts to evaluate on; None: the prompts that the speculator's pipeline held out.
         arms: the further arms, checked by `arms_resolve`.
-    Raises: ApiError: 400, no or invalid prompts, or an engine with these options is not possible; 403, the model has no
-        price; 409, a speculator is not ready; 429, too many queued jobs.
+    Raises: ApiError: 400, prompts are missing or invalid, or an engine with these options is not possible; 403, the
+        model has no price; 409, a speculator is not ready; 429, too many queued jobs.
     """
     workload = evaluation_workload(speculator, request.concurrencies, arms, request.hardware or "")
     require_price(base_model_id=speculator.base_model_id, name=speculator.base_model.name)

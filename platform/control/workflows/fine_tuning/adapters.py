@@ -46,7 +46,7 @@ _NAMES = {
     "max_row_tokens": "max_row_tokens",
     "long_rows": "long_rows",
     "packing": "packing",
-}  # maps hyperparameters of a request to those of workers
+}  # maps hyperparameters of a request to hyperparameters of workers
 _REQUESTED = {ours: theirs for theirs, ours in _NAMES.items()} | {"learning_rate": "learning_rate_multiplier"}
 
 

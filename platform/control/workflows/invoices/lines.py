@@ -28,9 +28,9 @@ class InvoiceLine:
     project_id: str | None
     project_name: str | None
     object_kind: str  # one of `OBJECT_KINDS`
-    model_id: str | None  # the base model of tokens
+    model_id: str | None  # the base model, if the line is tokens
     model_name: str | None  # None also if the model no longer exists
-    device_kind: str | None  # of device time
+    device_kind: str | None  # the kind of device, if the line is device time
     unit: str  # a value of `UNITS`
     used_in: dt.date  # first day of the month of the use; before the invoice's month if the ledger got the line late
     quantity: Decimal  # tokens, or hours with six decimals

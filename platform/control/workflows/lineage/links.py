@@ -55,13 +55,13 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """`child` was made from `parent`, or with its help. A column of one of the two tables has the other one's id."""
+    """`child` was made from `parent`, or with its help. A column in one of their two tables names the other object."""
 
     parent: str
     child: str
     column: str
     in_child: bool = True  # whether the column is in the child's table
-    each: str = ""  # if the column is a list of objects: the member of each of them that has a parent's id
+    each: str = ""  # if the column is a list of objects: the member of an object that has the parent's id
     reverse: str = ""  # for a many-to-many relation: its name on the parent; `column` is its name on the child
 
 

@@ -3,7 +3,7 @@
     objects/LABEL/NUMBER.jsonl    rows of the table LABEL, one JSON object per line
     stored/LABEL/ID/NAME          objects in storage that belong to a row, such as the content of a file
     manifest.json                 the last entry: the organization's name, the numbers of rows and stored objects, and
-                                  what could not be read
+                                  the names of objects that could not be read
 
 A `Position` says where the next part begins. It is stored with each part, so an archive can be continued by another
 process after the writing process was killed. An object may be larger than a part.
@@ -36,7 +36,7 @@ class Position:
     source: str = ""  # the table, or the name of the `StoredObjects`, from which the last entry was written
     after: Any = None  # primary key of the last row of the source that is written completely; None: there is none
     row: Any = None  # primary key of the row whose objects are being written
-    name: str = ""  # of the row's objects, the one that was written last
+    name: str = ""  # name of the row's object that was written last
     key: str = ""  # the storage key of an object that is written in part
     entry: str = ""  # its name in the archive
     written: int = 0  # how many of its bytes are written

@@ -1,6 +1,6 @@
 """Stops everything that runs for an organization whose deletion was requested.
 
-The chore repeats this until the organization is erased, so it also stops what was started in the console meanwhile.
+The chore is repeated until the organization is erased, so it also stops objects that are started in the console later.
 Nothing is deleted: if the deletion is cancelled, deployments can be started and pipelines resumed.
 """
 
@@ -30,7 +30,7 @@ from control.workflows.pipelines.state import ACTIVE
 
 log = structlog.get_logger(__name__)
 
-ROWS_A_ROUND = 100  # of each kind and organization
+ROWS_A_ROUND = 100  # maximum number of objects of each kind that are stopped per organization
 
 
 def organizations_drain() -> None:

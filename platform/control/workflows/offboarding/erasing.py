@@ -9,7 +9,7 @@ several processes can run at the same time.
     3. all objects below the organization's prefix in storage
     4. the organization's row, and once more the objects below its prefix
 
-`KEPT` names what remains.
+`KEPT` names the tables whose rows remain.
 """
 
 import time

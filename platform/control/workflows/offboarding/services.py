@@ -65,7 +65,7 @@ def organization_deletion_request(*, organization: Organization, name: str) -> O
 
 @audited("organization.cancel_deletion")
 def organization_deletion_cancel(*, organization: Organization) -> Organization:
-    """Cancels the deletion: API keys work again. What was stopped stays stopped.
+    """Cancels the deletion: API keys work again. Jobs and deployments that were stopped stay stopped.
 
     Raises: ApiError: 409, no deletion was requested, or its time to cancel has ended.
     """

@@ -12,7 +12,7 @@ from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan
 
 
 def distillation_engine(options: EngineOptions) -> EngineOptions:
-    """Returns the options for the distillation's engine: `options` without those for concurrency and drafting.
+    """Returns `options` for the distillation's engine, without the options for concurrency and drafting.
 
     The options that are left out do not change the answers. The distillation uses no speculator, and answers as many
     rows at once as fit into the memory.
@@ -21,7 +21,7 @@ def distillation_engine(options: EngineOptions) -> EngineOptions:
 
 
 def training_memory_needed(base_model: BaseModel) -> dict[str, int]:
-    """Returns a lower bound for the memory that the training job needs: that of the model without the speculator."""
+    """Returns a lower bound for the memory that the training job needs: the model's memory without the speculator."""
     return memory_needed(EngineOptions(), Workload(purpose=Purpose.TRAINING, base_model=base_model))
 
 

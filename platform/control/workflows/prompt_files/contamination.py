@@ -1,4 +1,4 @@
-"""Compares training prompts with held-out prompts, and applies a request's policy to those that are alike.
+"""Compares training prompts with held-out prompts, and applies the request's policy to similar ones.
 
 A speculator is faster on prompts that were in its training, or are similar to training prompts, than on new prompts. If
 such prompts are held out, the evaluation promises too much.
@@ -68,7 +68,7 @@ def compare_parts(file: File, *, held_out_lines: str, folder: Path) -> Compared:
 
 
 def apply_policy(compared: Compared, policy: OnContamination, *, param: str) -> dict[str, Any]:
-    """Returns what the pipeline shows: `policy`, `exact`, `near` and `num_dropped`.
+    """Returns the report that the pipeline shows: `policy`, `exact`, `near` and `num_dropped`.
 
     Raises: ApiError: 400, the policy is to refuse contaminated prompts, or dropping them leaves none to train on.
     """

@@ -3,8 +3,8 @@
     prompts ─┬─ lowest hashes of custom_id ──> held-out file
              └─ the rest ──> prompts file of the batch
 
-In each of the two files, a blank line replaces every row that is in the other file. The line numbers in error messages
-are therefore those of the customer's file.
+In each of the two files, a blank line replaces every row that is in the other file. Line numbers in error messages
+therefore refer to the customer's file.
 """
 
 from collections.abc import Mapping

@@ -44,7 +44,7 @@ def choose_held_out(source: Readable, *, held_out: int | None, path: str) -> dic
 def divide(
     source: Readable, *, lines_path: str, rest_path: str, held_out_path: str, dropped_path: str | None = None
 ) -> dict[str, Any]:
-    """Copies each line to the held-out file or to the file of the other prompts, and a blank line to the other file.
+    """Copies each line to the held-out file or to the file of the remaining prompts, and a blank line to the other one.
 
     The lines that `dropped_path` lists are blank in both files.
     """

@@ -24,7 +24,7 @@ class OnSensitive(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    file: File  # the file to use: with `redact`, an unsaved row of a new file, unless nothing was found
+    file: File  # the file to use: the unsaved row of a new file if something was redacted, else the scanned file
     report: dict[str, Any]  # see `sensitive_passes.scan_rows`, with `policy`, and the `original_file_id` of a new file
 
     @property

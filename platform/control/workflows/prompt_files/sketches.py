@@ -39,7 +39,8 @@ _NOT_COMPARED = ("system", "developer")
 
 
 def prompt_key(body: Mapping[str, Any]) -> bytes:
-    """Identifies what the model reads. Ids, sampling settings and the amount of white space do not matter."""
+    """Returns a key of the text that the model reads. Ids, sampling settings and the amount of white space do not
+    matter."""
     messages = body.get("messages")
     read = {
         "messages": [_normalised_message(one) for one in messages] if isinstance(messages, list) else messages,

@@ -25,7 +25,7 @@ class Command(BaseCommand):
         source.add_argument("--folder", type=Path, help="A folder with the speculator's files; needs --model.")
         parser.add_argument("--model", help="Name of the shared model that the speculator in the folder is for.")
         parser.add_argument("--format", choices=FORMATS, help="Format of the folder. Default: that of our training.")
-        parser.add_argument("--description", default="", help="What organizations read about it.")
+        parser.add_argument("--description", default="", help="A description for the organizations.")
 
     def handle(self, **options: Any) -> None:
         if not re.fullmatch(NAME_PATTERN, options["name"]):

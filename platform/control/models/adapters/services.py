@@ -136,7 +136,7 @@ def _copy(file: File, path: Path, param: str) -> None:
 
 
 def _read(file: File) -> bytes:
-    """Reads the file, but at most one byte beyond the limit. `inspect_adapter` then refuses the file as too large."""
+    """Reads at most one byte more than the limit, which is enough for `inspect_adapter` to refuse a larger file."""
     try:
         with get_storage().open(file.storage_key) as source:
             return source.read(MAX_CONFIG_BYTES + 1)

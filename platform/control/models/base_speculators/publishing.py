@@ -73,7 +73,7 @@ def base_speculator_import(
 
 @transaction.atomic
 def base_speculator_withdraw(*, base_speculator: BaseSpeculator) -> None:
-    """Stops offering the speculator. Organizations that use it already keep it, and its files stay in storage."""
+    """Stops offering the speculator. Organizations that already use it keep it, and its files stay in storage."""
     BaseSpeculator.objects.filter(pk=base_speculator.pk, withdrawn_at=None).update(withdrawn_at=timezone.now())
 
 

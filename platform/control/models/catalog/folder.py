@@ -107,7 +107,7 @@ def _check_names(path: Path) -> None:
 
 
 def check_name(name: str) -> None:
-    """Args: name: name of a file, or name of a folder with `/` at its end. Raises: UnusableModel: it is not allowed."""
+    """Args: name: a file's name, or a folder's name and a `/`. Raises: UnusableModel: the name is not allowed."""
     if name == MODELOPT_FILE:
         raise UnusableModel(QUANTIZED_CHECKPOINT, quantized_message("unknown", name))
     if "/" in name or not any(fnmatch(name, pattern) for pattern in MODEL_NAMES):

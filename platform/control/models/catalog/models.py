@@ -1,4 +1,4 @@
-"""Tables of base models, of base speculators, which all organizations share, and of organizations' speculators."""
+"""Tables of base models, base speculators (which all organizations share) and organizations' own speculators."""
 
 from django.db import models
 from django.db.models import Q

@@ -9,7 +9,7 @@ from control.tenants.accounts.projects import visible
 
 
 def base_models_list(organization: Organization) -> QuerySet[BaseModel]:
-    """Returns the organization's ready models and the shared models. A ready model hides a shared one of its name."""
+    """Returns the organization's ready models, and the shared models except those with the name of a ready model."""
     return registered_models_list(organization).filter(status=BaseModel.Status.READY)
 
 

@@ -62,7 +62,7 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
         return get_object_or_404(rows, pk=unquote(object_id))
 
     def opening(self, request: HttpRequest, row: Any) -> SafeString | str:
-        """Returns the HTML above the fields on a row's page, for example figures and progress; empty: nothing."""
+        """Returns the HTML that a row's page shows above the fields, such as figures and progress; may be empty."""
         return ""
 
     def render_change_form(

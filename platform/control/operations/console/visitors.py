@@ -7,7 +7,7 @@ from control.tenants.accounts.people import memberships
 from control.tenants.accounts.scopes import ROLE_SCOPES, is_granted, scope_needed
 from control.tenants.row_security.scope import set_request_tenant
 
-ORGANIZATION_KEY = "slipstream_organization"  # session key: the organization chosen by a member of several ones
+ORGANIZATION_KEY = "slipstream_organization"  # session key for the organization that the user has chosen
 _META = "SLIPSTREAM_MEMBER"
 
 

@@ -139,7 +139,7 @@ def reason_against(num_nodes: int) -> str | None:
 
 
 def engines_of_ended_cluster_forget() -> None:
-    """Records that the engines on the local Ray cluster of an earlier start have ended, as that cluster has.
+    """Records the end of engines that ran on the local Ray cluster of an earlier start, because that cluster has ended.
 
     Otherwise a start without a cluster would not replace these engines, because they could still run on Ray.
     """

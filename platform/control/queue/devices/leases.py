@@ -46,7 +46,7 @@ class Offer:
         return fits & may_hold_another()
 
     def allows(self, job: Job) -> bool:
-        """Returns whether the job's organization may hold another device. Locks the organization for stated devices."""
+        """Returns whether the job's organization may hold another device. Locks the organization if `is_limited`."""
         return not self.is_limited or not devices_held_locked(job.organization_id).is_at_limit
 
     @staticmethod

@@ -35,7 +35,7 @@ def own_devices(config: Config) -> list[Device]:
 def _cuda_index(config: Config) -> int:
     """Returns the number of the device that child processes use.
 
-    It is the device that the setting names, or else the first one, among those in CUDA_VISIBLE_DEVICES.
+    The setting `device` may select one of the devices in CUDA_VISIBLE_DEVICES. By default, it is the first one.
     """
     stated = config.device.partition(":")[2]
     number = int(stated) if stated.isdigit() else 0

@@ -48,7 +48,7 @@ def _renew(offer: str) -> None:
     config = get_config()
     devices, until = own_devices(config), from_now(max(SILENT_SECONDS, 2 * config.reconcile_seconds))
     for device in devices:
-        device.renewed_at, device.lease_until = Now(), Now()  # for new rows; `offer` is set next
+        device.renewed_at, device.lease_until = Now(), Now()  # initial values of new rows
         setattr(device, offer, until)
     Device.objects.bulk_create(
         devices,
@@ -59,15 +59,12 @@ def _renew(offer: str) -> None:
 
 
 def devices_withdraw() -> None:
-    """Ends the offer of this worker's devices for jobs, because the worker stops.
-
-    Another worker of the machine may renew them again.
-    """
+    """Stops offering this worker's devices to jobs. Another worker of the machine may offer them again."""
     rows_of(own_devices(get_config())).update(lease_until=Now())
 
 
 def endpoint_devices_withdraw() -> None:
-    """Ends the offer of this supervisor's devices for endpoints, because the supervisor stops. Their leases stay."""
+    """Stops offering this supervisor's devices to endpoints. Leases on these devices stay."""
     rows_of(own_devices(get_config())).update(endpoints_until=Now())
 
 

@@ -120,7 +120,7 @@ def read_json_lines(key: str) -> Iterator[dict[str, Any]]:
 def row_number(output: dict[str, Any]) -> int:
     """Returns the number, from 0, of a row in an output or error file.
 
-    A copied row keeps the id that the batch which ran it has given to it.
+    A copied row keeps the id that it got in the batch that ran it.
     """
     return int(output["id"].rsplit("_", 1)[-1])
 

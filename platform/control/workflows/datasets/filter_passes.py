@@ -30,8 +30,8 @@ def filter_rows(
 
     Args:
         rows: the maximum number of rows to write. If more rows pass, the seed decides which are written.
-        drop_duplicates: `exact`: of the rows with equal prompts, only the first is written; `near`: of the rows with
-            similar prompts, too.
+        drop_duplicates: `exact`: of rows with equal prompts, only the first is written; `near`: the same for rows with
+            equal or similar prompts.
         tokens_path: the number of tokens of each row, as JSON; None: no condition needs it.
 
     Returns: `num_rows`, the number of written rows.

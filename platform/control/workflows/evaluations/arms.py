@@ -92,8 +92,7 @@ def _of_speculator(speculator: Speculator) -> Arm:
 def _identity(arm: Arm) -> str:
     """Returns an id that is equal for equal arms.
 
-    It is the base speculator's id if there is one: until the organization uses the base speculator, each preview of it
-    has another id.
+    Arms with the same base speculator are equal, although each preview of a base speculator has a new id.
     """
     return arm.name if arm.speculator is None else arm.speculator.base_speculator_id or arm.name
 

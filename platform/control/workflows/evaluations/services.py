@@ -109,7 +109,10 @@ def evaluation_workload(
 def evaluation_memory_needed(
     speculator: Speculator, settings: Mapping[str, Any], arms: Sequence[Arm] = ()
 ) -> dict[str, int]:
-    """Returns the memory that the job needs, see `memory_needed`. Call this outside of transactions: it lists files."""
+    """Returns the memory that the job needs, see `memory_needed`.
+
+    Call this outside of transactions, because it lists files in storage.
+    """
     workload = _workload(speculator, settings.get("concurrencies", [1]), arms)
     return memory_needed(EngineOptions.model_validate(settings.get("engine") or {}), workload)
 

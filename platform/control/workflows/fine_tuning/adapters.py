@@ -117,7 +117,7 @@ def adapter_trained(*, job: FineTuningJob, folder: Path) -> Adapter:
 
 
 def _stored_adapter(job: FineTuningJob) -> Adapter | None:
-    """Returns the job's result if it is stored already. Its name has a colon, so no other adapter can have it."""
+    """Returns the job's result if it is stored already. Customers cannot choose its name, which has a colon."""
     return Adapter.objects.filter(organization=job.organization, name=job.name).first()
 
 

@@ -1,8 +1,8 @@
 """Advances rounds. All calls are idempotent and safe under races: a second caller finds nothing to do.
 
-The compare-and-swap that assigns a pipeline or a rollout to a round is in the same transaction as its creation. Of two
-concurrent workers, therefore, only one creates it. If a worker is killed between two steps, the next worker continues
-the round. No function waits: each call makes the transitions that are possible now.
+A round's pipeline or rollout is created in the same transaction as the compare-and-swap that assigns it to the round.
+Of two concurrent workers, therefore, only one creates it. If a worker is killed between two steps, the next worker
+continues the round. No function waits: each call makes the transitions that are possible now.
 
 The functions in `_STEPS` return whether they changed the round.
 """

@@ -77,7 +77,7 @@ def round_begin(*, loop: Loop) -> LoopRound | None:
                 settings={**settings, "max_rows": locked.limits["max_rows"], "caller": locked.pk},
                 timeline=[{"status": Status.CAPTURING.value, "at": int(timezone.now().timestamp())}],
             )
-    except IntegrityError:  # the deployment has another round that has not ended, of a loop that was deleted meanwhile
+    except IntegrityError:  # the deployment still has a running round of a loop that was deleted
         return None
     Loop.objects.filter(pk=locked.pk).update(blocked=None)
     event_record(

@@ -1,8 +1,8 @@
 """Deletes organizations whose time to cancel the deletion has ended. Workers call `organizations_erase` as a chore.
 
 One call (a round) deletes for a few seconds, in bounded steps. Each step deletes only the rows or objects that it
-finds. After the process was killed at any instruction, the next round or another process can therefore continue, and
-several processes can run at the same time.
+finds. If the process is killed at any instruction, the next round or another process can therefore continue. Several
+processes can run at the same time.
 
     1. the record of the deletion (`AuditErasure`), after which it cannot be cancelled
     2. stored objects and rows, in an order in which no row refers to a deleted one; the audit log

@@ -153,7 +153,7 @@ def _stored_gate(gate: Gate) -> dict[str, Any]:
 
 
 def _with_initial(organization: Organization, request: PipelineOptions, base_model: BaseModel) -> PipelineOptions:
-    """Returns the request, in which an organization's use of a base speculator replaces the base speculator.
+    """Returns the request. The organization's use of a base speculator replaces the base speculator in the request.
 
     Raises: ApiError: 404, `initial_speculator` does not exist; 400, training cannot continue from it.
     """

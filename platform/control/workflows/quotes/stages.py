@@ -10,7 +10,7 @@
               additionally takes the pilot's device time, for the loading of the model
     endpoint  device time: replicas x hours. An endpoint that sleeps costs less. Tokens are not included
 
-The expected device time of distil and evaluate is the middle of the interval. That of train is `max_seconds` + the
+The expected device time of distil and evaluate is the middle of the interval; for train it is `max_seconds` + the
 pilot's device time. The pilot's device time includes the loading of the model, so its speed is a lower bound.
 """
 

@@ -19,7 +19,7 @@ class Command(BaseCommand):
     help = "Publishes a speculator of an organization, or one in a local folder, to all organizations."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", help="Name of the base speculator. Each model counts its versions of a name.")
+        parser.add_argument("name", help="Name of the base speculator. Versions are counted for each model.")
         source = parser.add_mutually_exclusive_group(required=True)
         source.add_argument("--speculator", help="Id of an organization's speculator. The original stays as it is.")
         source.add_argument("--folder", type=Path, help="A folder with the speculator's files; needs --model.")

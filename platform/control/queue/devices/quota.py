@@ -47,10 +47,12 @@ class Held:
 
 
 def devices_held(organization_id: str, *, without: str = "") -> Held:
-    """Args: without: name of a replica that is not counted.
+    """Returns the jobs and replicas that hold devices of the organization.
 
     A replica counts once. It can have a second lease on a lost machine from which it was moved, but that lease has no
     engine any more.
+
+    Args: without: name of a replica that is not counted.
     """
     jobs = leases_valid().filter(job__organization=organization_id, device__memory_bytes__isnull=False)
     replicas = EndpointLease.objects.filter(organization=organization_id).exclude(replica=without)

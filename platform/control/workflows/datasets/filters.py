@@ -32,7 +32,7 @@ class Conditions:
 
 class RowFilter:
     def __init__(self, conditions: Conditions, *, seed: int, num_tokens: Sequence[int | None]) -> None:
-        """Args: num_tokens: of each row; empty if there is no condition on tokens.
+        """Args: num_tokens: number of tokens of each row; empty if there is no condition on tokens.
 
         Raises: InvalidPattern.
         """

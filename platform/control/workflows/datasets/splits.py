@@ -24,7 +24,7 @@ class Shares:
     """
 
     def __init__(self, seed: int, shares: Mapping[str, float]) -> None:
-        """Args: shares: positive numbers with a sum of at most 1; the rows of the rest belong to no split."""
+        """Args: shares: positive numbers with a sum of at most 1. If it is less, some rows belong to no split."""
         self._seed = str(seed).encode()
         self._ends: list[tuple[float, str]] = []
         end = 0.0

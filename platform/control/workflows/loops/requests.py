@@ -19,7 +19,7 @@ _NAMES = ("enabled", "triggers", "limits", "recipe", "gate", "rollout")
 
 
 def set_from(deployment: Deployment, body: LoopInput) -> Loop:
-    """Raises: ApiError: 400, the settings contradict each other or the deployment; or as `loop_set`."""
+    """Raises: ApiError: 400, the settings contradict each other, or do not fit the deployment; or as `loop_set`."""
     _check(deployment, body.recipe, body.gate, body.limits)
     return loop_set(deployment=deployment, **_columns(body, _NAMES))
 

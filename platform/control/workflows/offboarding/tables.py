@@ -39,7 +39,10 @@ def owned_tables() -> list[OwnedTable]:
 
 
 def _lookup(model: _Model, below: tuple[_Model, ...] = ()) -> str | None:
-    """Args: below: the models through which this model was reached. They are not followed again."""
+    """Returns the path from the model to its organization; None if the model's rows belong to none.
+
+    Args: below: the models through which this model was reached. They are not followed again.
+    """
     if model is Organization:
         return None
     keys = _foreign_keys(model)

@@ -16,7 +16,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not settings.STAFF_TWO_FACTOR:
-            raise CommandError("With these settings, staff sign in with a password only.")
+            raise CommandError("Staff sign in with a password only, because STAFF_TWO_FACTOR is not set.")
         # imported here, because the app with the model is installed only with STAFF_TWO_FACTOR
         from control.operations.console.two_factor import second_factor_renew
 

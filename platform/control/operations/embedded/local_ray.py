@@ -46,7 +46,7 @@ class LocalRay:
     config: Config
     num_nodes: int
     port: int
-    folder: Path  # Ray's files; its path must be short, because Ray adds to it the paths of Unix sockets
+    folder: Path  # Ray's files; its path must be short, because paths of Unix sockets begin with it
 
     @classmethod
     def prepare(cls, config: Config, *, num_nodes: int) -> "LocalRay":
@@ -84,7 +84,7 @@ class LocalRay:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self._token_path),
             "RAY_TMPDIR": str(self.folder),  # for the files that Ray writes outside of --temp-dir
-            # Otherwise a node waits half a minute for its engines to end, which Ctrl-C cuts off anyway.
+            # Otherwise a stopping node waits half a minute for its engines, and the stack does not wait that long.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         }
 

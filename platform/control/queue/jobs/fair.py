@@ -3,8 +3,8 @@
 The next job is from the organization with the fewest running jobs and, among equals, with the least worker time used.
 When an organization without open jobs (queued or running) submits a job, its used time is raised to a lower bound. The
 bound is the least used time of the organizations with open jobs or, if there are none, the most used time of all. An
-organization therefore cannot save up unused time. It also does not wait longer because it used time earlier that no
-other organization wanted. Within an organization, jobs are ordered by priority, then by age.
+organization therefore cannot save up unused time. Time that it used while no other organization had jobs does not count
+against it. Within an organization, jobs are ordered by priority, then by age.
 
 With one worker and N busy organizations, each organization gets 1/N of the time, however long its jobs take. It waits
 for at most one job of each other organization.

@@ -1,10 +1,10 @@
 """Tells how many waiting jobs workers claim before a job.
 
-The positions follow from the rule of `fair` and the present state, if no job ends and no job is added. Each claim then
-adds one running job to an organization. The level of a waiting job is the number of running jobs that its organization
-has when the job is claimed: the waiting jobs of an organization with `r` running jobs have the levels r, r + 1, r + 2,
-and so on. Jobs with a lower level are claimed first. On the same level, the organization with the least used worker
-time comes first.
+The positions follow from the rule of `fair` and the present state, under the assumption that no job ends and no job is
+added. Each claim then adds one running job to an organization. The level of a waiting job is the number of running jobs
+that its organization has when the job is claimed: the waiting jobs of an organization with `r` running jobs have the
+levels r, r + 1, r + 2, and so on. Jobs with a lower level are claimed first. On the same level, the organization with
+the least used worker time comes first.
 
     organization    running    waiting jobs at levels    used time
     A               0          0  1  2                   10 s

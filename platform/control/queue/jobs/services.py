@@ -339,7 +339,7 @@ def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> bool:
 def job_pause_on_request(*, job: Job, why: Mapping[str, Any]) -> bool:
     """Pauses a job at its customer's request. A running attempt loses its lease and stops; its commits are kept.
 
-    The reason replaces an earlier reason for which the job is already paused.
+    If the job is paused already, the new reason replaces the earlier one.
     Returns: False if the job has ended or its cancellation was requested; the job then stays as it is.
     """
     data = dict(why)

@@ -1,7 +1,7 @@
 """Creates datasets with rows of other datasets: filters and mixes. The recipe is in `origin` of the new dataset.
 
 Files of datasets never change, and the same recipe gives the same rows in the same order. A dataset can therefore be
-made again byte for byte. As rows are copied unchanged, a prompt stays in the split to which its hash assigns it.
+made again byte for byte. Rows are copied unchanged, so a prompt stays in the split to which its hash assigns it.
 """
 
 import heapq

@@ -114,7 +114,7 @@ def split_rows(
         seed, shares: see `splits.Shares`.
         label: the member of the rows whose value is the name of the split; None: the shares decide.
 
-    Returns: also the names of the `splits`, in order.
+    Returns: the findings, and in `splits` the names of the splits, in order.
     Raises: FileRefused: a row has no usable label, or there are too many labels.
     """
     split_of = Shares(seed, shares) if label is None else LabelSplit(label)

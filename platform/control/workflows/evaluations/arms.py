@@ -55,7 +55,7 @@ def arms_preview(
 
 
 def arms_resolve(organization: Organization, speculator: Speculator, named: Sequence[str]) -> list[Arm]:
-    """Returns the arms that `compare_with` names. A base speculator becomes the organization's use of it.
+    """Returns the arms that `compare_with` names. For a base speculator, the arm has the organization's use of it.
 
     Raises: ApiError: 404, a speculator does not exist or belongs to another organization; 400, the evaluation has an
         arm twice, or an adapter changes the answers of one arm; 409, a speculator is not ready, or was trained for

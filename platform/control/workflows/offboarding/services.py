@@ -49,7 +49,7 @@ def organization_deletion_request(*, organization: Organization, name: str) -> O
     A repeated call changes nothing.
 
     Args: name: the organization's name, which confirms the request.
-    Raises: ApiError: 400, another name.
+    Raises: ApiError: 400, the name is wrong.
     """
     if name != organization.name:
         message = "name must be the exact name of the organization, to confirm that everything in it is to be deleted."

@@ -30,8 +30,8 @@ def pipeline_plan(base_model: BaseModel, body: PipelineOptions, arms: Sequence[A
 
     Args: arms: the further arms of the evaluation.
 
-    Raises: ApiError: 400, the engine's options contradict each other, the model, the speculator or the concurrencies
-        to be measured, or the engine of a stage fits on no kind of device.
+    Raises: ApiError: 400, the engine's options contradict each other, or do not fit the model, the speculator or the
+        measured concurrencies, or the engine of a stage fits on no kind of device.
     """
     options, measured = body.engine or EngineOptions(), body.evaluation.concurrencies
     concurrency_check(options, measured, "evaluation.concurrencies")

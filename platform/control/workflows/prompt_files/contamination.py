@@ -1,7 +1,7 @@
-"""Compares training prompts with held-out prompts, and applies the request's policy to similar ones.
+"""Compares training prompts with held-out prompts, and applies the request's policy to the similar ones.
 
-A speculator is faster on prompts that were in its training, or are similar to training prompts, than on new prompts. If
-such prompts are held out, the evaluation promises too much.
+A speculator is faster on training prompts, and on prompts that are similar to them, than on new prompts. If such
+prompts are among the held-out prompts, the evaluation promises too much.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Exports speculators to files, imports them from files, and deletes them.
 
-Files are converted within the request, on this machine's disk. As nothing is computed, this takes about as long as
-copying the files, whose size is limited by `SLIPSTREAM_MAX_WEIGHTS_BYTES`.
+Files are converted within the request, on this machine's disk. Nothing is computed, so the conversion takes about as
+long as copying the files. `SLIPSTREAM_MAX_WEIGHTS_BYTES` limits their size.
 """
 
 from collections.abc import Iterator

@@ -71,7 +71,7 @@ def our_arms(model: Path, speculators: Sequence[Path]) -> list[Arm]:
 def our_arm(
     model: Path, label: str, drafter: str, speculator: Path | None = None, *, draft_budget: int | None = None
 ) -> Arm:
-    """Args: label: names the drafting method in the results. draft_budget: None: adaptive."""
+    """Args: label: name of the drafting method in the results. draft_budget: None for an adaptive budget."""
     settings = {
         "model": str(model),
         "drafter": drafter,

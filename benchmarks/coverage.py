@@ -1,4 +1,4 @@
-"""Measures what share of the tokens of new answers is in the draft vocabulary, for several ways of making it.
+"""Measures the share of the tokens of new answers that the draft vocabulary contains, for several vocabularies.
 
     python -m benchmarks.coverage --rows 300 --prompts FILE.jsonl
 

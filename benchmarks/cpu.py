@@ -86,7 +86,7 @@ class RunningArms:
 
 
 def measure(plan: Plan, arms: RunningArms, all_claims: Sequence[Claim], prompts: Iterator[list[int]]) -> Samples:
-    """Measures all arms. Before each batch size, the remaining time is divided equally among those not measured yet."""
+    """Measures all arms. Each batch size gets an equal share of the time that the earlier batch sizes left."""
     samples = Samples()
     for num_done, batch_size in enumerate(plan.batch_sizes):
         claims_of_size = [claim for claim in all_claims if claim.batch_size == batch_size]

@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help=minutes)
     warm = "only fill the compiler's cache: compile and check every N-th case, beginning with case I"
     parser.add_argument("--warm", type=part_of, metavar="I/N", help=warm)
-    compiled = "only print what the kernels become when they are compiled for an H100"
+    compiled = "only print the registers, launches, programs and instructions of the kernels compiled for an H100"
     parser.add_argument("--compiled", action="store_true", help=compiled)
     args = parser.parse_args(argv)
     if args.compiled:  # in a process of its own, because this one has imported triton, perhaps with the interpreter

@@ -1,4 +1,4 @@
-"""Measures how long a forward pass takes, by its number of rows and by the length of the context they attend to.
+"""Measures how long a forward pass takes, by the number of its rows and the length of their context.
 
     python -m benchmarks.passes --rows 1,8 --contexts 0,6000
 

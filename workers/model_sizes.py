@@ -27,7 +27,7 @@ _OTHER_NAMES = {  # names of the same sizes in configurations like that of GPT-2
 
 
 class UnknownSizes(ValueError):
-    """The memory of the model does not follow from its config.json and its files."""
+    """The memory that a model needs cannot be computed from its config.json and its files."""
 
 
 class Product(NamedTuple):

@@ -26,7 +26,7 @@ class LedgerLine(Record):
     api_key_id: str | None = None
     base_model_id: str | None = None
     device_kind: str | None = None
-    credit_reason: str | None = None  # gate_rejected, attempt_failed: the line gives back a cost, which is negative
+    credit_reason: str | None = None  # gate_rejected or attempt_failed if the line is a credit; its cost is negative
     credited_count: int | None = None
 
 

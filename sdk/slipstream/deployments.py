@@ -56,7 +56,7 @@ class Deployments(Resource[D]):
             adapters: ids of adapters. A request selects an adapter by setting `model` to `name:adapter`.
             remember_answers: whether the engine may draft copies of a project's past answers; default: true.
             engine: options of the engine; `slipstream.plans` lists them.
-            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
+            hardware: `device_kind` or `name` of the device, as listed by `hardware.list`; the default is any device.
             replicas: how many engine processes answer the requests; default: 1.
             scaling: `scale_to_zero_seconds`, `max_replicas`, `min_replicas`, `target_concurrency`, `scale_up_seconds`,
                 `scale_down_seconds`.
@@ -115,9 +115,11 @@ class Deployments(Resource[D]):
         replicas: int | Unchanged = UNCHANGED,
         scaling: Mapping[str, Any] | Unchanged = UNCHANGED,
     ) -> Steps[Deployment]:
-        """Change the speculator (None removes it) or the number of replicas, or replace adapters or `scaling`.
+        """Change the given settings. The given `adapters` or `scaling` replace the previous ones as a whole.
 
-        Args: allow_output_change: accept that answers change (to or from a `turbo_lora` speculator).
+        Args:
+            speculator_id: the new speculator; None removes the speculator.
+            allow_output_change: accept a change to or from a `turbo_lora` speculator, which changes the answers.
         """
         body = {
             "speculator_id": speculator_id,

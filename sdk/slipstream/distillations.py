@@ -64,7 +64,7 @@ class Distillations(Resource[D]):
             on_truncation: what happens to answers that reach the limits of their rows: `keep`, `drop` or `continue`.
             max_continued_tokens: limit for the length of a continued answer; the default is the model's context.
             engine: options of the engine; `slipstream.plans` lists them.
-            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
+            hardware: `device_kind` or `name` of the device, as listed by `hardware.list`; the default is any device.
         """
         body = {
             "model": model,
@@ -87,7 +87,7 @@ class Distillations(Resource[D]):
         engine: Mapping[str, Any] | None = None,
         hardware: str | None = None,
     ) -> Steps[EnginePlan]:
-        """Show how the engine of such a distillation would use its memory, without creating the distillation."""
+        """Show how the engine of a distillation with these arguments would use its memory. Nothing is created."""
         body: dict[str, Any] = {"model": model, "prompts_file": prompts_file, "engine": engine, "hardware": hardware}
         body["validate_only"] = True
         return self.http.post(EnginePlan, "distillations", body)

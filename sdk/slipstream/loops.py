@@ -32,7 +32,7 @@ class LoopRound(Record):
     status: str  # capturing, distilling, … ; promoted, rejected, rolled_back, failed and stopped are final
     trigger: str  # acceptance_drop, schedule, new_requests
     reason: Mapping[str, Any] | None = None  # why the round ended; keys: code, message
-    figures: Mapping[str, Any] | None = None  # concurrency, old, new: on the held-out requests
+    figures: Mapping[str, Any] | None = None  # keys: concurrency, old, new; measured on the held-out requests
     cost: Mapping[str, Any]  # value, currency
     previous_speculator_id: str | None = None
     speculator_id: str | None = None
@@ -64,13 +64,13 @@ class Loops(Resource[D]):
         gate: Mapping[str, Any] | None = None,
         rollout: Mapping[str, Any] | None = None,
     ) -> Steps[Loop]:
-        """Create the loop of a deployment, or replace all its settings. What is left out gets its default.
+        """Create the loop of a deployment, or replace all its settings. Omitted arguments get their defaults.
 
         Args:
             triggers: when a round begins: {"acceptance_drop": True, "every_hours": 168, "new_requests": 5000}.
             limits: {"min_seconds_between_rounds": 86400, "monthly_budget": 50, "max_rows": 5000}.
             recipe: {"kind": "medusa", "max_seconds": 3600, "hyperparameters": {…}, "min_rows": 200, …}.
-            gate: the gate of a pipeline, and "min_acceptance_gain".
+            gate: the same keys as the gate of a pipeline, and "min_acceptance_gain".
             rollout: the terms of the rollout, as for `rollouts.create`.
         """
         given = without_none(
@@ -95,7 +95,10 @@ class Loops(Resource[D]):
         gate: Mapping[str, Any] | None = None,
         rollout: Mapping[str, Any] | None = None,
     ) -> Steps[Loop]:
-        """Change what is given, each argument as a whole. `enabled=False` also stops the running round."""
+        """Change the given settings. A given mapping replaces the previous one as a whole.
+
+        `enabled=False` also stops the running round.
+        """
         given = {
             "enabled": enabled, "triggers": triggers, "limits": limits, "recipe": recipe, "gate": gate,
             "rollout": rollout,

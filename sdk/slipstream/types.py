@@ -57,7 +57,7 @@ class Batch(Record):
     usage: Mapping[str, Any] | None = None
     errors_by_code: Mapping[str, int] | None = None  # error code -> number of rows in the error file
     paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses the batch
-    priority: str = "normal"  # low, normal, high; it orders the jobs of the organization only
+    priority: str = "normal"  # low, normal, high; compared only with other jobs of the organization
     queue_position: int | None = None  # 1 for the job that workers claim next; None: the batch is not waiting
     blocked: Mapping[str, Any] | None = None  # code, message: why no worker claims the waiting batch
     estimated_finished_at: int | None = None  # Unix seconds; set while the batch runs and has committed rows
@@ -66,7 +66,7 @@ class Batch(Record):
     engine: Mapping[str, Any] | None = None  # options of the engine
     hardware: str | None = None  # the device that was asked for; None: any
     resumed_from: str | None = None  # the batch whose finished rows this batch copies
-    repair: Mapping[str, Any] | None = None  # rows, max_tokens: rows of `resumed_from` that are answered again
+    repair: Mapping[str, Any] | None = None  # rows, max_tokens: which rows of `resumed_from` are answered again
     rows_copied: int = 0  # number of copied rows, which `usage` and `cost` exclude
     truncated: Mapping[str, int] | None = None  # numbers of answers cut by the limits of their rows; set at the end
 
@@ -125,13 +125,13 @@ class Pipeline(Record):
     answers: str = "model"  # or `file`: the rows of prompts_file have answers that were made elsewhere
     held_out_file: str | None = None
     held_out_duplicates: int = 0  # rows of held_out_file that are left out, because they are training prompts
-    contamination: Mapping[str, Any] | None = None  # training prompts like held-out ones: exact, near, num_dropped
+    contamination: Mapping[str, Any] | None = None  # exact, near, num_dropped: training prompts like held-out prompts
     sensitive: Mapping[str, Any] | None = None  # secrets and personal data, by file
     batch_id: str | None = None
     speculator_id: str | None = None
     deployment_id: str | None = None
     quote_id: str | None = None
-    paused: Mapping[str, Any] | None = None  # why the endpoint waits or is stopped: the cap of the quote is reached
+    paused: Mapping[str, Any] | None = None  # set while the quote's cap stops the endpoint
     engine: Mapping[str, Any] | None = None  # options of the engine
     hardware: str | None = None  # the device that was asked for; None: any
     cost: Mapping[str, Any] | None = None  # cost so far
@@ -169,7 +169,7 @@ class Speculator(Record):
     version: int
     kind: str
     model: str
-    base_speculator_id: str | None = None  # the base speculator that this row stands for
+    base_speculator_id: str | None = None  # set if this object represents a base speculator
     status: str  # training, ready, failed
     target_revision: str  # hash of the weights for which the speculator was trained; it works only with these weights
     training: Mapping[str, Any]
@@ -201,7 +201,7 @@ class Evaluation(Record):
     model: str
     status: str  # queued, running, paused, succeeded, failed, cancelled
     prompts_file: str | None = None
-    contamination: Mapping[str, Any] | None = None  # prompts on which the speculator was trained: exact, near
+    contamination: Mapping[str, Any] | None = None  # exact, near: prompts on which the speculator was trained
     concurrencies: Sequence[int]
     max_tokens: int | None = None
     repeats: int = 1
@@ -253,7 +253,7 @@ class Deployment(Record):
     replicas: int = 1  # how many engine processes should answer the requests
     ready_replicas: int = 0
     scaling: Mapping[str, Any] | None = None  # when engines sleep, and how replicas follow traffic
-    acceptance: Mapping[str, Any] | None = None  # state (learning, watching, dropped), reference, current
+    acceptance: Mapping[str, Any] | None = None  # state (learning, watching or dropped), reference, current
     error_code: str | None = None
     error_message: str | None = None
     blocked: Mapping[str, Any] | None = None  # code, message: why a replica waits for a device

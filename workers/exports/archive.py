@@ -28,8 +28,8 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path, *, limit_bytes: int) -> None:
-    """Unpacks the archive's files into an existing folder. If all files are in one folder of the archive, its name is
-    dropped.
+    """Unpacks the archive's files into an existing folder. If all files are in one folder of the archive, the
+    name of this folder is dropped.
 
     Raises: ExchangeError: the file is no zip archive, a file name is not allowed, or there are too many files or bytes.
     """

@@ -1,4 +1,4 @@
-"""Loads what a job names, and turns errors in loading into user errors, which are never retried."""
+"""Loads the models and adapters that a job names. Loading errors become user errors, which are never retried."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

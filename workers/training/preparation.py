@@ -27,7 +27,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """What a training method is made from.
+    """The inputs of a training method.
 
     cache: the folder for hidden states that are stored in files; created when it is needed.
     initial: the folder of a speculator of the same kind, from which training continues.

@@ -11,7 +11,7 @@
    and with suffix drafts, which may copy earlier answers of the same run. Each answer must match its schema and equal
    the answer without a drafter.
 
-Prints lines of JSON:
+The command prints lines of JSON:
 
     {"beside": "schema", "tokens_per_second_of_three": ..., "share_of_plain": ..., "sampling_ms_per_step": ..., ...}
     {"format": "tool", "drafter": "suffix", "answers": 16, "valid": 16, "equal": 16, "tokens_per_second": ..., ...}

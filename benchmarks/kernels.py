@@ -12,10 +12,10 @@
                     bandwidth of a copy and the throughput of a matrix product. Both rates are measured before and
                     after the kernels, and the higher values count.
 
-Writes `kernels.json` to the folder <--results>/<GPU's name> and prints a table. The exit code is 1 if a check fails.
-`--device cpu` is a dry run: everything runs with tiny sizes in Triton's interpreter, and a file is only written if
---results is given. `--compiled` measures nothing and needs no GPU: it prints registers, launches, programs and
-instructions of the kernels compiled for an H100 (benchmarks/gpu/compiled.py).
+The command writes `kernels.json` to the folder <--results>/<GPU's name> and prints a table. The exit code is 1 if a
+check fails. `--device cpu` is a dry run: everything runs with tiny sizes in Triton's interpreter, and a file is only
+written if --results is given. `--compiled` measures nothing and needs no GPU: it prints registers, launches, programs
+and instructions of the kernels compiled for an H100 (benchmarks/gpu/compiled.py).
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python -m benchmarks.passes --rows 1,8 --contexts 0,6000
 
-prints a table with the milliseconds of a pass, logits included, and their ratio to the time with the first number of
-rows. The rows are the last token of one sequence and a chain of draft nodes. Each time is the median of --repeats
-passes, which alternate between the numbers of rows.
+The command prints a table with the milliseconds of a pass, logits included, and their ratio to the time with the first
+number of rows. The rows are the last token of one sequence and a chain of draft nodes. Each time is the median of
+--repeats passes, which alternate between the numbers of rows.
 """
 
 import os

@@ -134,7 +134,7 @@ class TrainingSpec:
 class FineTuningSpec:
     """A job that trains a LoRA adapter on labels. It resumes from `checkpoint_dir` if this folder has a checkpoint.
 
-    The files hold lines {"messages": [...]}, the last message of which is the label. `hyperparameters` are those of
+    The files hold lines {"messages": [...]}. The last message of a line is the label. `hyperparameters` are defined in
     workers/hyperparameters/lora.py. The folder of each `Checkpoint` event also has the adapter's two files.
     """
 

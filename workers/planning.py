@@ -110,8 +110,7 @@ class DoesNotFit(Exception):
 def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
     """Plans the memory of an engine.
 
-    Raises: DoesNotFit: not even one sequence of the wanted context fits. If no context is wanted, not even one token
-    fits.
+    Raises: DoesNotFit: one sequence of the wanted context does not fit or, if no context is wanted, one token.
     """
     longest = min(wanted.context or sizes.max_positions, sizes.max_positions)
     if wanted.weights == "bf16":

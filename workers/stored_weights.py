@@ -161,7 +161,7 @@ def _is_plain(described: Mapping[str, Any], stored: Mapping[str, StoredTensor], 
     if zeros is None or not (is_gptq or described.get("zero_point", True)):
         return True
     versions = (described.get("checkpoint_format"), described.get("format"))
-    middle = 2 ** (bits - 1) - (is_gptq and "gptq_v2" not in versions)  # version 1 stores zero points minus one
+    middle = 2 ** (bits - 1) - (is_gptq and "gptq_v2" not in versions)  # version 1 stores each zero point minus 1
     content = zeros.read()
     return content.count(sum(middle << shift for shift in range(0, 8, bits))) == len(content)
 

@@ -77,7 +77,7 @@ def _recorded_launches() -> list[Launch]:
     """
     launches: list[Launch] = []
     FakeDriver(on_compiled=lambda _: None, on_launch=launches.append).activate()
-    # `kernels.attention` would compute with the CPU's kernels, as the tensors lie in the host's memory.
+    # `kernels.attention` would compute with the CPU's kernels, because the tensors are in the host's memory.
     kernels.cuda.decoder.attention = attention  # type: ignore[assignment,attr-defined]
     return launches
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.neighbours.callers bodies|bombs|files|feeds PORT TOKEN
 
-Prints `calling` when it begins, and `cycle` when the server has answered each request once with a status other than
-429. Ends when its standard input is closed. The callers begin at different requests. Each caller pauses after each
-request: on a small machine, an endless flood would only measure which process gets the processor.
+The process prints `calling` when it begins, and `cycle` when the server has answered each request once with a status
+other than 429. It ends when its standard input is closed. The callers begin at different requests. Each caller pauses
+after each request: on a small machine, an endless flood would only measure which process gets the processor.
 """
 
 import asyncio

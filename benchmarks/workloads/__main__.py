@@ -13,7 +13,7 @@ For each workload (generators.py), the model answers `--rows` prompts, and a spe
                      recursively
 
 The command prints a table and writes it with all samples to --folder. The exit code is 1 if an answer differs from
-that of the arm without drafts.
+the answer without drafts.
 """
 
 import argparse

@@ -85,7 +85,7 @@ class Deployments(Resource[D]):
         engine: Mapping[str, Any] | None = None,
         hardware: str | None = None,
     ) -> Steps[EnginePlan]:
-        """Show how a deployment with these options would use its memory, without creating it."""
+        """Show how a deployment with these options would use its memory. Nothing is created."""
         body: dict[str, Any] = {"name": name, "model": model, "speculator_id": speculator_id, "adapters": adapters}
         body |= {"engine": engine, "hardware": hardware}
         return self.http.post(EnginePlan, "deployments", {**body, "validate_only": True})

@@ -26,7 +26,7 @@ class Distillation(Record):
     on_truncation: str = "keep"  # keep, drop or continue
     max_continued_tokens: int | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
-    hardware: str | None = None  # the device that was asked for; None: any
+    hardware: str | None = None  # the requested device; None: any device
     # numbers of truncated answers: in_trace, in_answer, continued, unfinished, dropped; set when the distillation has
     # ended
     truncated: Mapping[str, int] | None = None

@@ -86,7 +86,7 @@ class FineTuningJobs(Resource[D]):
 
     @procedure
     def pause(self, job_id: str) -> Steps[FineTuningJob]:
-        """Stop the job within seconds. Finished work is kept; `resume` continues it."""
+        """Stop the job within seconds. Finished work is kept; `resume` continues the job."""
         return self.http.post(FineTuningJob, path_of("fine_tuning/jobs", job_id, "pause"))
 
     @procedure

@@ -14,7 +14,7 @@ class Hardware(Record):
     name: str | None = None  # the value of `hardware` in requests for such a device
     device_kind: str  # cuda or cpu
     model: str | None = None
-    memory_bytes: int | None = None  # of one device; None: not stated
+    memory_bytes: int | None = None  # memory of one device; None if it is not stated
     price_per_hour: float | None = None  # USD for one device; None: no price is set
     count: int
     free: int  # number of devices that no job or endpoint uses

@@ -29,7 +29,7 @@ class Model(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchError(Record):
-    """An error in the input file of a batch. `line` counts from 1; None: the error concerns the whole file."""
+    """An error in the input file of a batch. `line` counts from 1, and is None if the error concerns the whole file."""
 
     code: str
     message: str
@@ -64,7 +64,7 @@ class Batch(Record):
     cost: Mapping[str, Any] | None = None  # cost so far: value, currency
     quote_id: str | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
-    hardware: str | None = None  # the device that was asked for; None: any
+    hardware: str | None = None  # the requested device; None: any device
     resumed_from: str | None = None  # the batch whose finished rows this batch copies
     repair: Mapping[str, Any] | None = None  # rows, max_tokens: which rows of `resumed_from` are answered again
     rows_copied: int = 0  # number of copied rows, which `usage` and `cost` exclude
@@ -133,7 +133,7 @@ class Pipeline(Record):
     quote_id: str | None = None
     paused: Mapping[str, Any] | None = None  # set while the quote's cap stops the endpoint
     engine: Mapping[str, Any] | None = None  # options of the engine
-    hardware: str | None = None  # the device that was asked for; None: any
+    hardware: str | None = None  # the requested device; None: any device
     cost: Mapping[str, Any] | None = None  # cost so far
     report: Mapping[str, Any] | None = None  # report of the evaluation; the entry `definitions` explains every figure
     error_code: str | None = None
@@ -207,7 +207,7 @@ class Evaluation(Record):
     repeats: int = 1
     price_per_gpu_hour: float | None = None  # USD
     engine: Mapping[str, Any] | None = None  # options of the engine
-    hardware: str | None = None  # the device that was asked for; None: any
+    hardware: str | None = None  # the requested device; None: any device
     compare_with: Sequence[str] = ()  # further arms; the report then has `arms` and `pairs`
     job_id: str
     progress: Progress | None = None
@@ -249,7 +249,7 @@ class Deployment(Record):
     adapters: Sequence[Mapping[str, str]] = ()  # id, name, model: the value of `model` in requests
     remember_answers: bool = True  # whether the engine may draft copies of a project's past answers
     engine: Mapping[str, Any] | None = None  # options of the engine, such as weights and max_concurrency
-    hardware: str | None = None  # the device that was asked for; None: any
+    hardware: str | None = None  # the requested device; None: any device
     replicas: int = 1  # how many engine processes should answer the requests
     ready_replicas: int = 0
     scaling: Mapping[str, Any] | None = None  # when engines sleep, and how replicas follow traffic

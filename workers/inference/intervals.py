@@ -31,7 +31,9 @@ class Run:
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the bounds of the 95 % interval for sum(numerators) / sum(denominators); None: fewer than two prompts.
+    """Returns the bounds of the 95 % interval for sum(numerators) / sum(denominators).
+
+    Returns None if there are fewer than two prompts.
 
     Args: numerators, denominators: one number per prompt; denominators are above 0.
     """

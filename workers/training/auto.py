@@ -190,7 +190,7 @@ class _Forward:
 
 def _steps(trained: Mapping[str, _Trained]) -> int:
     """Returns the steps of the job so far. The end of a candidate's training counts as a step, because storage names
-    checkpoints by their steps, and the last one of a candidate must not be overwritten while it is the newest."""
+    checkpoints by their steps, and a candidate's last checkpoint must not be overwritten while it is the newest."""
     return sum(each.result["steps"] + 1 for each in trained.values())
 
 

@@ -49,7 +49,7 @@ class Preparation:
         return (*self.corpus.train, *self.corpus.validation)
 
     def draft_vocab(self, size: int, loop: LoopParameters) -> Tensor:
-        """Returns [Vd] int64, at most `size` tokens: those of the answers, and more if `loop.draft_vocab_fill`.
+        """Returns [Vd] int64, at most `size` tokens: tokens of the answers, and others if `loop.draft_vocab_fill`.
 
         Only training conversations are counted. As in serving, validation answers can have tokens that are never
         drafted.

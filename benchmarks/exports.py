@@ -3,8 +3,8 @@
     python -m benchmarks.exports --speculator DIR [--speculator DIR] [--prompts FILE.jsonl]
 
 The command exports each speculator in every format that vLLM reads. vLLM with the export and our engine with the
-speculator answer the same prompts greedily, with drafts that are chains of the same length. The command prints a line of
-JSON for each format:
+speculator answer the same prompts greedily, with drafts that are chains of the same length. The command prints a line
+of JSON for each format:
 
     acceptance_length       tokens per pass in our engine, without the first pass and the first token of each answer
     peer_acceptance_length  the same in vLLM

@@ -153,7 +153,7 @@ class FineTuningSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedArm:
-    """A further drafter of an evaluation. The report names it `name`, which no other arm may have."""
+    """A further drafter of an evaluation. The report refers to it by `name`, which is unique among the arms."""
 
     name: str
     drafter: str

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 MAX_SHARD_ROWS = 256
-# The most rows that a batch without `max_batch_size` answers at once. On CPUs decoding is hardly faster above 32 rows
-# (docs/benchmarks.md); on GPUs each row takes memory for captured graphs and logits.
+# The most rows that a batch without `max_batch_size` answers at once. On CPUs, more than 32 rows hardly increase
+# the speed (docs/benchmarks.md); on GPUs, each row takes memory for captured graphs and logits.
 MAX_ROWS = {"cpu": 32, "cuda": 256}
 EVALUATION_ENGINES = 3  # engines with common weights: plain decoding, suffix decoding alone, the speculator
 

@@ -20,7 +20,7 @@ class LedgerLine(Record):
     started_at: int
     ended_at: int
     price_percent: int
-    cost: Mapping[str, Any]  # value, currency
+    cost: Mapping[str, Any]  # keys: value, currency
     price: Mapping[str, Any] | None = None  # price of one token, or of one hour of a device
     project_id: str | None = None
     api_key_id: str | None = None

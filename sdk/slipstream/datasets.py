@@ -26,9 +26,9 @@ class Dataset(Record):
     num_answers: int
     num_tokens: int | None = None
     num_tokens_exact: bool | None = None
-    errors: Mapping[str, Any]  # data, total_count, by_code
-    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts: exact, near
-    sensitive: Mapping[str, Any] | None = None  # secrets and personal data: num_found, num_rows, kinds
+    errors: Mapping[str, Any]  # keys: data, total_count, by_code
+    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts; keys: exact, near
+    sensitive: Mapping[str, Any] | None = None  # secrets and personal data; keys: num_found, num_rows, kinds
     origin: Mapping[str, Any] | None = None  # the datasets from which it was made, and the request
     created_at: int
 
@@ -131,7 +131,7 @@ class Quote(Record):
     output_tokens: int | None = None
     output_tokens_low: int | None = None
     output_tokens_high: int | None = None
-    cost: Mapping[str, Any] | None = None  # value, currency
+    cost: Mapping[str, Any] | None = None  # keys: value, currency
     cost_low: Mapping[str, Any] | None = None
     cost_high: Mapping[str, Any] | None = None
     cap: Mapping[str, Any] | None = None

@@ -20,7 +20,7 @@ class Distillation(Record):
     model: str
     status: str  # the same values as for a batch
     prompts_file: str
-    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts of the file: exact, near
+    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts of the file; keys: exact, near
     batch_id: str
     request_counts: Mapping[str, int]
     on_truncation: str = "keep"  # keep, drop or continue
@@ -33,7 +33,7 @@ class Distillation(Record):
     is_trainable: bool  # whether pipelines can use the answers
     output_file_id: str | None = None
     error_file_id: str | None = None
-    paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses it
+    paused: Mapping[str, Any] | None = None  # set while a reached spend cap pauses it; keys: code, message, cap_id
     cost: Mapping[str, Any]
     quote_id: str | None = None
     created_at: int

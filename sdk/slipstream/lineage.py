@@ -12,8 +12,8 @@ from slipstream.records import Record
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage(Record):
     id: str
-    nodes: Sequence[Mapping[str, Any]]  # type, id, name, created_at, deleted
-    edges: Sequence[Mapping[str, Any]]  # source, target: the target was made from the source
+    nodes: Sequence[Mapping[str, Any]]  # keys: type, id, name, created_at, deleted
+    edges: Sequence[Mapping[str, Any]]  # keys: source, target; the target was made from the source
     truncated: bool  # whether the graph has more objects than the response, which has at most 200
 
 

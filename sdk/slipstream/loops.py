@@ -14,13 +14,13 @@ class Loop(Record):
     id: str
     deployment_id: str
     enabled: bool
-    triggers: Mapping[str, Any]  # acceptance_drop, every_hours, new_requests
-    limits: Mapping[str, Any]  # min_seconds_between_rounds, monthly_budget, max_rows
+    triggers: Mapping[str, Any]  # keys: acceptance_drop, every_hours, new_requests
+    limits: Mapping[str, Any]  # keys: min_seconds_between_rounds, monthly_budget, max_rows
     recipe: Mapping[str, Any]
     gate: Mapping[str, Any]
     rollout: Mapping[str, Any]
     running_round_id: str | None = None
-    spent_this_month: Mapping[str, Any]  # value, currency
+    spent_this_month: Mapping[str, Any]  # keys: value, currency
     blocked: Mapping[str, Any] | None = None  # why no round began although a trigger applied; keys: code, message
     created_at: int
 
@@ -33,7 +33,7 @@ class LoopRound(Record):
     trigger: str  # acceptance_drop, schedule, new_requests
     reason: Mapping[str, Any] | None = None  # why the round ended; keys: code, message
     figures: Mapping[str, Any] | None = None  # keys: concurrency, old, new; measured on the held-out requests
-    cost: Mapping[str, Any]  # value, currency
+    cost: Mapping[str, Any]  # keys: value, currency
     previous_speculator_id: str | None = None
     speculator_id: str | None = None
     prompts_file: str | None = None
@@ -42,7 +42,7 @@ class LoopRound(Record):
     batch_id: str | None = None
     evaluation_id: str | None = None
     rollout_id: str | None = None
-    timeline: Sequence[Mapping[str, Any]] = ()  # status, at
+    timeline: Sequence[Mapping[str, Any]] = ()  # keys: status, at
     created_at: int
     finished_at: int | None = None
 

@@ -35,8 +35,8 @@ class Project(Record):
 class AuditEvent(Record):
     id: str
     action: str
-    actor: Mapping[str, Any]  # type, id
-    target: Mapping[str, Any]  # type, id
+    actor: Mapping[str, Any]  # keys: type, id
+    target: Mapping[str, Any]  # keys: type, id
     ip: str | None = None
     request_id: str
     created_at: int

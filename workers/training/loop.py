@@ -283,7 +283,7 @@ class _Run(Generic[F]):
         self._window, self._live = _Window(self._clock()), _Window(self._clock())
 
     def _figures(self, result: F) -> dict[str, float]:
-        """Returns an entry of the history, which a resumed run repeats exactly. Before the first step, it has no
+        """Returns an entry of the history, which a resumed run repeats exactly. Before the first step, the entry has no
         `loss`."""
         figures = {**result.as_metrics(), "epoch": self._progress.step / self._order.steps_per_epoch}
         if self._window.num_tokens:

@@ -31,7 +31,7 @@ from tests.tiny_model import make_tiny_model
 # peft uses a deprecated name of transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
-# Parameters that exclude a request from graph steps: the first three always, `min_tokens` until the answer has as many.
+# Parameters that exclude a request from graph steps. `min_tokens` does so until the answer has that many tokens.
 ON_HOST: tuple[dict[str, Any], ...] = (
     {"num_logprobs": 2},
     {"presence_penalty": 0.7, "frequency_penalty": 0.2},

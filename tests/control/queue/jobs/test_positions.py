@@ -106,14 +106,14 @@ def test_positions_among_ten_thousand_jobs_take_two_queries() -> None:
     assert len([sql for sql in statements if sql.startswith("SELECT")]) == 2
     ordered = sorted(Job.objects.filter(organization=organizations[19]), key=lambda job: (-job.priority, job.pk))
     ranks = {job.pk: rank for rank, job in enumerate(ordered)}
-    others = NUM_JOBS // 40  # each of the other organizations has so many jobs, at levels below or above
+    others = NUM_JOBS // 40  # number of jobs of each other organization; their priorities do not matter
     for job in page:
         before = [min(ranks[job.pk] + (each.pk < organizations[19].pk), others) for each in organizations[:19]]
         assert job.queue_position == 1 + ranks[job.pk] + sum(before)
 
 
 @pytest.mark.django_db
-def test_a_priority_orders_the_jobs_of_its_organization_and_gains_no_turn_of_another_one() -> None:
+def test_a_priority_orders_the_jobs_of_its_organization_but_takes_no_turn_from_another_organization() -> None:
     organizations = [make_organization(), make_organization()]
     jobs: dict[str, tuple[int, str]] = {}
     for level in ("low", "normal", "high"):

@@ -1,4 +1,4 @@
-"""Commits of shards, and the search for poison rows, which crash the worker that computes them.
+"""Each shard is committed once, and the rows that crash the worker (poison rows) are found.
 
 Shards in progress at a crash are run one at a time afterwards. A shard that crashes its worker repeatedly is halved.
 """

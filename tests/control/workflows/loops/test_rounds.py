@@ -119,7 +119,7 @@ def test_a_speculator_that_the_gate_of_the_pipeline_refuses_is_not_rolled_out(de
     assert not Rollout.objects.exists()
 
 
-def test_a_rollout_that_goes_back_rolls_the_round_back(deployment: Deployment) -> None:
+def test_a_rollout_that_is_rolled_back_rolls_the_round_back(deployment: Deployment) -> None:
     made = advance_to("rolling_out", begin(deployment))
     decide_rollout(made, is_better=False)
     made = advance(made)
@@ -274,7 +274,7 @@ def test_a_deployment_without_a_speculator_gets_its_first_one(deployment: Deploy
 
 
 def test_a_report_without_the_speculator_that_serves_fails_the_round(deployment: Deployment) -> None:
-    """A worker of an earlier release, beside which this one runs during an upgrade, does not compare."""
+    """During an upgrade, a worker of an earlier release may run the evaluation. It does not compare speculators."""
     made = advance_to("evaluating", begin(deployment))
     end_evaluation(pipeline_of(made))
     made = advance(made)

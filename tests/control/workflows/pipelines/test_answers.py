@@ -44,7 +44,7 @@ def body(organization: Organization, base_model: BaseModel) -> dict[str, Any]:
     return {"model": base_model.name, "prompts_file": logs.pk, "answers": "file"}
 
 
-def test_it_starts_with_training_on_the_given_answers_without_those_that_are_held_out(
+def test_a_pipeline_starts_with_training_on_the_given_answers_that_are_not_held_out(
     client: Client, body: dict[str, Any]
 ) -> None:
     made = create(client, **body, held_out=4)

@@ -282,7 +282,7 @@ def test_of_many_threads_that_credit_the_same_attempt_one_succeeds() -> None:
     assert spent_this_month(organization.pk, None) == 0
 
 
-def test_a_job_that_succeeds_after_a_failed_attempt_costs_its_last_attempt(organization: Organization) -> None:
+def test_a_job_that_succeeds_after_a_failed_attempt_costs_only_its_last_attempt(organization: Organization) -> None:
     job = fail(FailureClass.INFRA, organization)
     end_backoff(job)
     held = claim(job)

@@ -248,7 +248,7 @@ def test_the_deletion_of_a_use_does_not_delete_the_files_of_the_base_speculator(
     assert deploy(client, base)["speculator_id"] != use.pk
 
 
-def test_a_withdrawn_base_speculator_stays_with_those_who_use_it(
+def test_a_withdrawn_base_speculator_remains_available_to_organizations_that_use_it(
     base: BaseSpeculator, client: Client, other_organization: Organization, tmp_path: Path
 ) -> None:
     used = deploy(client, base)["speculator_id"]

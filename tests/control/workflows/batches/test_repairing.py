@@ -280,7 +280,7 @@ def test_an_invalid_repair_is_refused(
     assert not old.resumptions.exists()
 
 
-def test_a_batch_that_runs_or_has_no_such_rows_or_whose_results_are_deleted_is_not_repaired(
+def test_a_batch_that_runs_or_has_no_rows_to_repair_or_no_stored_results_is_not_repaired(
     client: Client, organization: Organization, tmp_path: Path
 ) -> None:
     batch = make_batch(organization)

@@ -220,7 +220,7 @@ def test_any_checkpoint_can_become_an_adapter(client: Client, training_file: Fil
     assert (again.status_code, again.json()["error"]["code"]) == (409, "name_taken")
 
 
-def test_a_checkpoint_of_another_job_or_one_that_is_gone_is_not_found(
+def test_a_checkpoint_of_another_job_and_a_deleted_checkpoint_are_not_found(
     client: Client, training_file: File, tmp_path: Path
 ) -> None:
     job, claim = claimed(create(client, training_file))

@@ -266,7 +266,7 @@ def test_a_running_round_that_spends_the_budget_is_stopped(deployment: Deploymen
 
 
 @pytest.mark.parametrize("status", ["capturing", "distilling", "training", "evaluating", "rolling_out"])
-def test_the_switch_stops_the_running_round_and_begins_no_other(
+def test_disabling_a_loop_stops_the_running_round_and_prevents_further_rounds(
     status: str, client: Client, deployment: Deployment
 ) -> None:
     made = begin(deployment)

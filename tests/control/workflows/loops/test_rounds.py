@@ -50,7 +50,9 @@ def deployment(organization: Organization) -> Deployment:
     return make_deployment(organization)
 
 
-def test_a_drop_leads_to_a_promoted_speculator_that_continues_from_the_one_that_served(deployment: Deployment) -> None:
+def test_a_drop_leads_to_a_promoted_speculator_that_continues_from_the_previous_speculator(
+    deployment: Deployment,
+) -> None:
     old = deployment.speculator
     assert old is not None
     made = begin(
@@ -183,7 +185,7 @@ def captured_ids(file: File) -> set[str]:
         return {json.loads(line)["custom_id"] for line in source if line.strip()}
 
 
-def test_a_round_uses_the_hardware_of_the_deployment_and_waits_while_there_is_none(
+def test_a_round_uses_the_hardware_of_the_deployment_and_waits_while_this_hardware_is_missing(
     deployment: Deployment, settings: Settings
 ) -> None:
     Deployment.objects.update(hardware="L4")
@@ -226,7 +228,7 @@ def test_a_round_stops_with_its_deployment(end: Any, deployment: Deployment) -> 
     assert pipeline_of(made).status == "cancelled"
 
 
-def test_a_deployment_that_the_customer_gave_another_speculator_keeps_it(deployment: Deployment) -> None:
+def test_a_speculator_that_the_customer_sets_during_a_round_is_kept(deployment: Deployment) -> None:
     made = advance_to("evaluating", begin(deployment))
     other = make_speculator(deployment.base_model, deployment.organization, name="by hand")
     deployment_update(deployment=deployment, speculator=other)

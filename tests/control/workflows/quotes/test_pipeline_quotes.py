@@ -133,10 +133,10 @@ def test_an_evaluation_is_estimated_between_a_speed_that_rises_with_the_concurre
     (line,) = (each for each in estimate_stages(work, pilot, dataset) if each["name"] == "evaluate")
 
     low, expected, high = line["device_seconds"]
-    # At best, the 5 answers have 10 tokens. The speed is the pilot's at concurrency 1, and twice as high at 8.
+    # At best, each of the 5 answers has 10 tokens. The speed equals the pilot's at concurrency 1 and doubles at 8.
     assert low == pytest.approx(3 * (5 * 10 / 10 + 5 * 10 / 20))
-    # At worst, they have 30 tokens. The speed is a quarter of the pilot's at concurrency 1, and equals the pilot's at 8.
-    # In addition, each arm takes 8 seconds to load.
+    # At worst, each answer has 30 tokens. The speed is a quarter of the pilot's at concurrency 1 and equals it at 8. In
+    # addition, each arm takes 8 seconds to load.
     assert high == pytest.approx(3 * (5 * 30 / 2.5 + 5 * 30 / 10 + 8))
     assert expected == pytest.approx((low + high) / 2)
     assert line["nanousd"] == [round(each * DOLLAR) for each in (low, expected, high)]

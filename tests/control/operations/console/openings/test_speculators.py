@@ -67,7 +67,7 @@ def evaluated(organization: Organization, folder: Path, examples: object = (EXAM
     return speculator
 
 
-def test_an_evaluated_speculator_opens_with_its_gain_its_plot_and_its_examples(
+def test_the_page_of_an_evaluated_speculator_begins_with_its_gain_its_plot_and_its_examples(
     member: Client, organization: Organization, tmp_path: Path
 ) -> None:
     html = opening(member, TABLE, evaluated(organization, tmp_path).pk)

@@ -3,8 +3,8 @@
     python -m tests.control.record_examples [--model FOLDER] [PATHS OF TESTS]
 
 The command runs the tests. For each operation, it keeps one request with its successful response, and every error code
-that the operation returned. With `--model`, the responses of the gateway's operations, and the errors that the gateway
-passes on, come from the engine's server; add `tests/control/serving/gateway` for the errors of the gateway itself.
+that the operation returned. With `--model`, the engine's server provides the responses of the gateway's operations and
+the errors that the gateway passes on. Add the tests in `tests/control/serving/gateway` for the gateway's own errors.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Pages of organizations, their limits and webhooks, the queue page, and the comparison of speculators."""
+"""Pages of organizations with their limits and webhooks, of the queue, of all devices and of compared speculators."""
 
 import datetime as dt
 import re

@@ -1,4 +1,4 @@
-"""GET /v1/hardware lists the devices that are present, with memory, price, number and how many are free."""
+"""GET /v1/hardware lists the present devices with memory, price, total number and number of free devices."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Properties of the detector: rare false alarms on stationary noise, and an alarm soon after a drop."""
+"""The detector causes few false alarms on stationary noise, and an alarm soon after a drop."""
 
 import math
 import random

@@ -65,7 +65,7 @@ def test_requests_are_counted_for_the_organization_that_sent_them(
 def test_if_the_database_cannot_store_the_usage_of_one_organization_the_usage_of_others_is_not_lost(
     organization: Organization, other_organization: Organization
 ) -> None:
-    first, second = sorted([organization, other_organization], key=lambda one: one.pk)  # the order of writing
+    first, second = sorted([organization, other_organization], key=lambda one: one.pk)  # as `write` does
     too_many = replace(ended(first), tokens=Tokens(input=2**64))  # SQLite: OverflowError; PostgreSQL: DataError
 
     assert write([too_many, ended(second)]) == []

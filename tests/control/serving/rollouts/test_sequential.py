@@ -1,4 +1,4 @@
-"""The confidence sequences contain the mean at all times at once, with the stated probability."""
+"""With the stated probability, the intervals of a confidence sequence contain the mean at all times."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A capacity plan has the devices that the measured speeds imply, and says what was not measured."""
+"""A capacity plan states how many devices are needed at the measured speeds, and what was not measured."""
 
 from typing import Any
 

@@ -180,7 +180,7 @@ def test_arrivals_cancellations_and_new_drafters_do_not_change_the_answers_of_ei
 def test_adapters_of_both_groups_do_not_change_an_answer(
     folder: Path, device: LateDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on CUDA, stacks hold the adapters. A request on the host makes the engine rebuild them.
+    """As on CUDA, stacks hold the adapters. A request on the host makes the engine rebuild the stacks.
 
     Log-probabilities are not compared, because products without the compiled kernels are not row-invariant.
     """

@@ -1,4 +1,4 @@
-"""The queue position of a job is the place at which workers claim it."""
+"""Workers claim jobs in the order of the jobs' queue positions."""
 
 import datetime as dt
 import random
@@ -30,7 +30,7 @@ def positions_of(organization: Organization) -> dict[str, int | None]:
 @pytest.mark.django_db
 @pytest.mark.parametrize("seed", range(12))
 def test_jobs_are_claimed_in_the_order_of_their_positions(seed: int) -> None:
-    """Random organizations with waiting, running and abandoned jobs, priorities, limits and used times."""
+    """The organizations have random worker time, and waiting, running and abandoned jobs of random priorities."""
     draw = random.Random(seed)
     organizations = [make_organization() for _ in range(draw.randint(1, 5))]
     for organization in organizations:

@@ -1,5 +1,5 @@
 """The ledger records the device time of an endpoint exactly once, even if supervisors are killed, run at the same time,
-or find that a process has ended."""
+or report the end of a process twice."""
 
 from datetime import timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The launcher `ray`, with a fake of the few Ray calls that it makes. tests/workers/supervisor uses a real cluster."""
+"""Tests the launcher `ray` with a fake of Ray's calls. tests/workers/supervisor tests it with a real cluster."""
 
 import signal
 import subprocess

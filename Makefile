@@ -1,9 +1,9 @@
-# make demo        the whole job on a real model, about ten minutes on two cores; another kind of speculator: KIND=eagle3
+# make demo        the whole workflow on a real model, about ten minutes on two cores; KIND=eagle3 trains another kind
 # make test        ruff, mypy and the tests
 # make test-wide   PostgreSQL, real models, tests of speed, other processors, the Helm chart; at most 35 minutes
 # make test-clients  openai, litellm, lm-eval and other clients, each in its own environment; writes docs/clients.md
-# make check       ruff and mypy alone
-# make soak        the tests that take minutes each, hours in all: many kills, many cases, long runs
+# make check       ruff and mypy, without the tests
+# make soak        tests that take minutes each and hours together: repeated kills, many cases, long runs
 # make bench-cpu   our engine compared with its peers, about an hour (docs/benchmarks.md)
 # make clean       removes .venv and everything that the targets above have written
 #

@@ -5,7 +5,7 @@ Each arm runs in its own process:
 slipstream   plain · ngram · suffix · each trained speculator, with and without suffix · plain with int8 weights
 vllm         plain · ngram · suffix          bf16 weights, like ours
 transformers plain · prompt lookup           bf16 weights, one prompt at a time
-llama.cpp    plain · ngram                   Q4_1 weights, a quarter of the bytes of bf16, so no claim compares it
+llama.cpp    plain · ngram                   Q4_1 weights, a third of the bytes of bf16, so no claim compares llama.cpp
 """
 
 import json
@@ -38,7 +38,7 @@ class Arm:
     weights: str = "bf16"
     runner: str  # module below _RUNNERS
     environment: Environment | None = None  # None: the Python environment of this process
-    extra: str | None = None  # a requirement that is installed in addition to those of the environment
+    extra: str | None = None  # a requirement that is installed in addition to the environment's requirements
     variant: str = ""  # distinguishes arms with the same engine, drafter and weights
     environ: dict[str, str] = field(default_factory=dict)
     largest_batch: int = 1 << 30  # the arm is left out at larger batch sizes
@@ -71,7 +71,7 @@ def our_arms(model: Path, speculators: Sequence[Path]) -> list[Arm]:
 def our_arm(
     model: Path, label: str, drafter: str, speculator: Path | None = None, *, draft_budget: int | None = None
 ) -> Arm:
-    """Args: label: names the drafting method in the results. draft_budget: None: adaptive."""
+    """Args: label: name of the drafting method in the results. draft_budget: None for an adaptive budget."""
     settings = {
         "model": str(model),
         "drafter": drafter,

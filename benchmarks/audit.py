@@ -1,11 +1,11 @@
-"""Compares the time of an audit (engine/audit) with that of plain decoding, one answer at a time.
+"""Compares the time of an audit (engine/audit) with the time of plain decoding, one answer at a time.
 
     python -m benchmarks.audit [--model DIR] [--prompts FILE.jsonl]
 
 Each prompt is answered without a drafter, and an audit re-scores the answer immediately afterwards, so that decoding
 and audit are measured under the same load of the machine. Both times include the pass over the prompt, which is never
-in the prefix cache. Prints a line of JSON for each sampling method; `ratio` is the time of plain decoding divided by
-that of the audits:
+in the prefix cache. The command prints a line of JSON for each sampling method; `ratio` is the time of plain decoding
+divided by the time of the audits:
 
     {"sampling": "greedy", "answers": 8, "tokens": 1024, "equal": 8, "ms_per_token_plain": ..., "ratio": ..., ...}
 
@@ -37,7 +37,7 @@ SAMPLINGS = {
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    parser = arguments("Compare the time of audits with that of plain decoding.")
+    parser = arguments("Compare the time of audits with the time of plain decoding.")
     add_engine(parser)
     parser.add_argument("--count", type=int, default=8, help="number of prompts (default: %(default)s)")
     parser.add_argument(

@@ -17,7 +17,7 @@ class Claim:
     text: str
     batch_size: int
     at_least: float  # the required ratio of the speed in `arms` to the speed in `over`
-    arms: tuple[str, ...]  # arms of our engine; the fastest must reach the ratio, or with `each` all of them
+    arms: tuple[str, ...]  # arms of our engine; the fastest must reach the ratio, or all of them if `each`
     over: tuple[str, ...]  # arms to compare with; only the fastest of them counts
     each: bool = False
     aim: float | None = None  # a higher ratio that is desired but not required
@@ -26,7 +26,7 @@ class Claim:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     claim: Claim
-    arm: str | None  # the fastest of the claim's arms, or with `each` the slowest
+    arm: str | None  # the fastest of the claim's arms, or the slowest if `each`
     over: str | None  # the arm that `arm` was compared with
     ratio: Spread | None  # None: an arm that the claim needs was not measured
 

@@ -1,4 +1,4 @@
-"""Measures what share of the tokens of new answers is in the draft vocabulary, for several ways of making it.
+"""Measures the share of the tokens of new answers that the draft vocabulary contains, for several vocabularies.
 
     python -m benchmarks.coverage --rows 300 --prompts FILE.jsonl
 
@@ -10,7 +10,7 @@ shares of the tokens of held-out answers:
     with the own prompt  tokens that are in the draft vocabulary or in the prompt of the same request, whose tokens
                          Medusa and EAGLE-3 can draft as well (engine/drafters/prompt_tokens.py)
 
-Questions and answers are those of `benchmarks.train`.
+Questions and answers are made as in `benchmarks.train`.
 """
 
 import argparse

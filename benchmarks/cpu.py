@@ -1,9 +1,9 @@
-"""Compares the speed of our engine with that of other engines (peers), with the same model, prompts and machine.
+"""Compares the speeds of our engine and of other engines (peers), with the same model, prompts and machine.
 
     python -m benchmarks.cpu [--peers vllm,transformers,llama.cpp] [--speculator DIR] [--prompts FILE.jsonl]
 
-writes table.md, results.json and plot.png to --out and prints the table. The exit code is 0 if no claim fails, 1 if a
-claim fails, and 2 if nothing could be measured. docs/benchmarks.md explains the figures.
+The command writes table.md, results.json and plot.png to --out and prints the table. The exit code is 0 if no claim
+fails, 1 if a claim fails, and 2 if nothing could be measured. docs/benchmarks.md explains the figures.
 
 An arm is an engine with a drafting method and a weight format (benchmarks/arms.py). In a round, the arms take turns to
 answer the same prompts at one batch size. Every round has new prompts, so that no engine can reuse an earlier answer.
@@ -86,7 +86,7 @@ class RunningArms:
 
 
 def measure(plan: Plan, arms: RunningArms, all_claims: Sequence[Claim], prompts: Iterator[list[int]]) -> Samples:
-    """Measures all arms. Before each batch size, the remaining time is divided equally among those not measured yet."""
+    """Measures all arms. Each batch size gets an equal share of the time that the earlier batch sizes left."""
     samples = Samples()
     for num_done, batch_size in enumerate(plan.batch_sizes):
         claims_of_size = [claim for claim in all_claims if claim.batch_size == batch_size]
@@ -115,8 +115,9 @@ def _warm_up(batch_size: int, arms: RunningArms, prompts: Iterator[list[int]]) -
 
 
 def _round(number: int, job: Job, arms: RunningArms, wanted: set[str] | None, samples: Samples) -> None:
-    """Runs the wanted arms (None: all). Every second round reverses their order, so that a slow drift of the machine's
-    speed affects all arms equally.
+    """Runs the wanted arms, or all arms if `wanted` is None.
+
+    Every second round reverses their order, so that a slow drift of the machine's speed affects all arms equally.
     """
     turns = [
         arm for arm in arms.processes if job.concurrency <= arm.largest_batch and (wanted is None or arm.name in wanted)
@@ -157,7 +158,7 @@ def _sample(
 
 
 def requested_arms(args: argparse.Namespace, model: Path, missing: dict[str, str]) -> list[Arm]:
-    """Returns our arms and those of the requested peers.
+    """Returns the arms of our engine and of the requested peers.
 
     Raises: WorkloadError: a folder does not contain a speculator.
     """
@@ -229,7 +230,7 @@ def run(args: argparse.Namespace) -> list[Verdict]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Compares the speed of our engine with that of other engines.")
+    parser = arguments("Compares the speeds of our engine and of other engines.")
     speculator = "folder of a trained speculator to measure too (may be repeated)"
     parser.add_argument("--speculator", type=Path, action="append", default=[], metavar="DIR", help=speculator)
     peers = f"other engines to measure: some of {','.join(ENGINES[1:])} (default: all), or none"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.datasets
 
-Prints one line of JSON. In it, `extra_memory_mib` is the growth of the process's peak resident size.
+The command prints one line of JSON, in which `extra_memory_mib` is the growth of the process's peak resident size.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     python -m benchmarks.decode --prompts FILE.jsonl --drafter ngram --batch-size 1 --max-tokens 128
 
-prints one line of JSON:
+The command prints one line of JSON:
 
     tokens_per_second             generated tokens / wall time, including prefill
     decode_tokens_per_second      generated tokens / wall time without prefill
@@ -10,8 +10,8 @@ prints one line of JSON:
     acceptance_rate_per_position  entry i is the share of passes that accepted more than i draft tokens
     phase_seconds                 wall time of each phase of the engine's step
 
-The requests are answered --repeats times, after a warm-up, and the values are those of the run with the median time. To
-compare two drafters, alternate between them (A B A B) on an idle machine.
+The requests are answered --repeats times, after a warm-up. The printed values are from the run with the median time.
+To compare two drafters, alternate between them (A B A B) on an idle machine.
 
 Without --drafter, the command runs a series of measurements on a GPU (benchmarks/gpu/suite.py). The first of these
 commands measures models with random weights in the shapes of well-known models; the second measures all drafters with a

@@ -2,15 +2,15 @@
 
     python -m benchmarks.equality [--speculator DIR ...] [--prompts FILE.jsonl]
 
-Plain answers are generated without a drafter, once for each sampling method. For them, the requests are shuffled and
-run at another batch size, so that their batches differ from those with drafters. Then the same prompts are answered
-with each combination of drafter, sampling method, batch size (16 or 1) and draft shape (chains within a fixed draft
-budget, or trees within an adaptive one). Prints a line of JSON for each combination:
+Plain answers are generated without a drafter, once for each sampling method. Their requests are shuffled and run at
+another batch size, so that the batches differ from the batches with drafters. Then the same prompts are answered with
+each combination of drafter, sampling method, batch size (16 or 1) and draft shape (chains within a fixed draft budget,
+or trees within an adaptive one). The command prints a line of JSON for each combination:
 
     {"drafter": "ngram", "sampling": "greedy", "batch_size": 16, "shape": "tree", "budget": null,
      "prompts": 200, "equal": 200, "first_divergence": [], "accepted": 3120, ...}
 
-and a summary in the last line. `first_divergence` lists {"custom_id", "position"} of every answer that differs, where
+The last line is a summary. `first_divergence` lists {"custom_id", "position"} of every answer that differs, where
 `position` is the index of the first different token. `accepted` is the number of accepted draft tokens; if it is small,
 equal answers prove little. The exit code is 0 only if all answers are equal.
 """
@@ -62,7 +62,7 @@ class Combination:
     sampling: str
     batch_size: int
     shape: str
-    budget: int | None  # None: adaptive
+    budget: int | None  # None for an adaptive budget
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:

@@ -1,9 +1,10 @@
-"""Compares the acceptance length of a speculator in our engine with that of its exports in vLLM.
+"""Compares the acceptance lengths of a speculator in our engine and of its exports in vLLM.
 
     python -m benchmarks.exports --speculator DIR [--speculator DIR] [--prompts FILE.jsonl]
 
-exports each speculator in every format that vLLM reads. vLLM with the export and our engine with the speculator answer
-the same prompts greedily, with drafts that are chains of the same length. Prints a line of JSON for each format:
+The command exports each speculator in every format that vLLM reads. vLLM with the export and our engine with the
+speculator answer the same prompts greedily, with drafts that are chains of the same length. The command prints a line
+of JSON for each format:
 
     acceptance_length       tokens per pass in our engine, without the first pass and the first token of each answer
     peer_acceptance_length  the same in vLLM
@@ -163,7 +164,7 @@ def run(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("Compares the acceptance length of a speculator in our engine with that of its exports in vLLM.")
+    parser = arguments("Compares the acceptance lengths of a speculator in our engine and of its exports in vLLM.")
     speculator = "folder of a trained speculator (may be repeated)"
     parser.add_argument("--speculator", type=Path, action="append", required=True, metavar="DIR", help=speculator)
     max_tokens = "maximum number of tokens of an answer (default 128)"

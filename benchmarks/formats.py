@@ -2,16 +2,16 @@
 
     python -m benchmarks.formats [--model DIR] [--prompts FILE.jsonl]
 
-1. Four requests decode at a time without a drafter: three greedy ones without options, and a fourth that is like them
-   ("plain") or has a JSON schema, log-probabilities or penalties. The rate of the three is measured while all four
-   decode. In each round the fourth requests take turns, so that all are measured under the same load of the machine.
-   The command prints the medians over the rounds of three figures: the rate; the rate divided by the rate beside
-   "plain" in the same round; and the time, per step, in which the host samples the tokens of all four.
+1. Four requests decode at a time without a drafter. Three of them are greedy and have no options. The fourth is the
+   same ("plain"), or has a JSON schema, log-probabilities or penalties. The speed of the three requests is measured
+   while all four decode. Each round tries every kind of fourth request, so that all kinds are measured under the same
+   load of the machine. The command prints medians over the rounds of three figures: the speed; the speed divided by the
+   speed beside "plain" in the same round; and the time per step in which the host samples the tokens of all four.
 2. Answers with a JSON schema and calls of a tool are generated, four at a time: without a drafter, with n-gram drafts,
    and with suffix drafts, which may copy earlier answers of the same run. Each answer must match its schema and equal
    the answer without a drafter.
 
-Prints lines of JSON:
+The command prints lines of JSON:
 
     {"beside": "schema", "tokens_per_second_of_three": ..., "share_of_plain": ..., "sampling_ms_per_step": ..., ...}
     {"format": "tool", "drafter": "suffix", "answers": 16, "valid": 16, "equal": 16, "tokens_per_second": ..., ...}

@@ -2,9 +2,9 @@
 
     python -m benchmarks.job_claims [--database-url postgresql://ROLE@HOST/NAME] [--jobs 10000] [--organizations 100]
 
-Fills a database with queued jobs, unevenly distributed over organizations. Then worker processes claim jobs and mark
-them as succeeded, one after the other. --database-url must name an empty database. The command creates its tables and
-does not delete the jobs. Prints one line of JSON for each number of workers:
+The command fills a database with queued jobs, unevenly distributed over organizations. Then worker processes claim jobs
+and mark them as succeeded, one after the other. --database-url must name an empty database. The command creates its
+tables and does not delete the jobs. It prints one line of JSON for each number of workers:
 
     {"database": "postgresql", "jobs": 10000, "organizations": 100, "workers": 4, "claims": 500,
      "p50_ms": 4.1, "p95_ms": 7.9, "max_ms": 15.2}

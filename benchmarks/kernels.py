@@ -12,10 +12,10 @@
                     bandwidth of a copy and the throughput of a matrix product. Both rates are measured before and
                     after the kernels, and the higher values count.
 
-Writes `kernels.json` to the folder <--results>/<GPU's name> and prints a table. The exit code is 1 if a check fails.
-`--device cpu` is a dry run: everything runs with tiny sizes in Triton's interpreter, and a file is only written if
---results is given. `--compiled` measures nothing and needs no GPU: it prints registers, launches, programs and
-instructions of the kernels compiled for an H100 (benchmarks/gpu/compiled.py).
+The command writes `kernels.json` to the folder <--results>/<GPU's name> and prints a table. The exit code is 1 if a
+check fails. `--device cpu` is a dry run: everything runs with tiny sizes in Triton's interpreter, and a file is only
+written if --results is given. `--compiled` measures nothing and needs no GPU: it prints registers, launches, programs
+and instructions of the kernels compiled for an H100 (benchmarks/gpu/compiled.py).
 """
 
 import argparse
@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help=minutes)
     warm = "only fill the compiler's cache: compile and check every N-th case, beginning with case I"
     parser.add_argument("--warm", type=part_of, metavar="I/N", help=warm)
-    compiled = "only print what the kernels become when they are compiled for an H100"
+    compiled = "only print the registers, launches, programs and instructions of the kernels compiled for an H100"
     parser.add_argument("--compiled", action="store_true", help=compiled)
     args = parser.parse_args(argv)
     if args.compiled:  # in a process of its own, because this one has imported triton, perhaps with the interpreter

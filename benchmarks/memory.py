@@ -3,7 +3,7 @@
     python -m benchmarks.memory [--model DIR] [--large]
 
 For each format of the weights, a process loads the model, fills a KV cache of 4 x 2,080 positions and decodes four
-requests. Linux only. Prints a table with, in GB:
+requests. The command needs Linux. It prints a table in GB:
 
     planned     the plan of workers/planning.py for these options: the total, and the weights alone
     used        the process's resident set at the end

@@ -1,10 +1,10 @@
-"""Measures how long a forward pass takes, by its number of rows and by the length of the context they attend to.
+"""Measures how long a forward pass takes, by the number of its rows and the length of their context.
 
     python -m benchmarks.passes --rows 1,8 --contexts 0,6000
 
-prints a table with the milliseconds of a pass, logits included, and their ratio to the time with the first number of
-rows. The rows are the last token of one sequence and a chain of draft nodes. Each time is the median of --repeats
-passes, which alternate between the numbers of rows.
+The command prints a table with the milliseconds of a pass, logits included, and their ratio to the time with the first
+number of rows. The rows are the last token of one sequence and a chain of draft nodes. Each time is the median of
+--repeats passes, which alternate between the numbers of rows.
 """
 
 import os

@@ -3,7 +3,7 @@
     python -m benchmarks.train --kind eagle3 --rows 300 --minutes 5 --prompts FILE.jsonl
 
 The model answers `--rows` training questions and the held-out questions, at temperature 0. `python -m workers.training`
-trains the speculator on the answers to the training questions. Prints one line of JSON:
+trains the speculator on the answers to the training questions. The command prints one line of JSON:
 
     rows, tokens                   number of training answers and of their tokens
     minutes                        processor time of the training loop; unlike wall time, it does not depend on other

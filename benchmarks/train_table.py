@@ -2,10 +2,10 @@
 
     python -m benchmarks.train_table --prompts FILE.jsonl
 
-Trains every kind on 300 answers, then the two best kinds on 100 and on 1,000 answers. After each training, its result
-is added to the folder --results with the machine, the date and the commit, and the table and the plot are updated. A
-second run only makes the trainings that have no result yet. turbo_lora is never among the best kinds: its adapter
-changes the model's answers, so that its acceptance length cannot be compared with that of the other kinds.
+The command trains every kind on 300 answers, then the two best kinds on 100 and on 1,000 answers. After each training,
+its result is added to the folder --results with the machine, the date and the commit, and the table and the plot are
+updated. A second run skips the trainings that already have a result. turbo_lora is never among the best kinds: its
+adapter changes the model's answers, so that its acceptance length cannot be compared with the other kinds'.
 """
 
 import argparse

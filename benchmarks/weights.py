@@ -11,7 +11,7 @@ a scale per output, which this command writes; on the CPU the engine widens it t
    questions. The table shows three medians over the rounds: the speed, its ratio to the speed of bf16 with the same
    drafter in the same round, and its ratio to the speed of bf16 without a drafter in the same round.
 
-Prints the perplexities as lines of JSON, and the speeds as a table in Markdown.
+The command prints the perplexities as lines of JSON, and the speeds as a table in Markdown.
 """
 
 import argparse

@@ -47,7 +47,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--weights", default="auto", help="weight format: int8, or auto for that of --dtype")
+    parser.add_argument("--weights", default="auto", help="weight format: int8, or auto for the format of --dtype")
     parser.add_argument("--dtype", default="auto", help="float32, bfloat16, or auto: the model's own dtype")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto for cuda if there is a GPU")
 

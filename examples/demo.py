@@ -31,7 +31,7 @@ from slipstream import Client, Pipeline, PipelineFailed, SlipstreamError
 
 ENDPOINT = "word-problems"
 
-# Lower than the measured results, so that the gate also passes on a busy machine.
+# These thresholds are lower than the measured results, so that the gate also passes on a busy machine.
 GATE = {"outputs_equal": True, "min_speedup": 1.1, "min_acceptance_length": 1.5}
 
 

@@ -25,7 +25,7 @@ class PromptSets:
 
     def __post_init__(self) -> None:
         if shared := set(self.distill) & set(self.held_out):
-            raise ValueError(f"held-out questions must be new, got {len(shared)} of the other set")
+            raise ValueError(f"the two sets must not share questions, got {len(shared)} shared questions")
 
 
 def prompt_sets(num_distill: int, num_held_out: int, *, seed: int = SEED) -> PromptSets:

@@ -1,4 +1,4 @@
-"""Migrated, empty databases, of which each test that needs one gets a copy.
+"""Provides migrated, empty databases. Each test that needs such a database gets a copy.
 
 All migrations together take ten seconds or more. Therefore they run once for each state of the code, and the result is
 kept in pytest's cache folder, which all processes and all runs of the tests share.
@@ -45,8 +45,8 @@ def migrate(**environment: str) -> None:
 def _kept(name: str, make: Callable[[Path], None]) -> Path:
     """Returns the file or folder of this name for the present state of the code.
 
-    If it does not exist, it is made by `make` with a temporary path, and those of states older than a day are deleted:
-    tests that are still running may use a younger one.
+    If it does not exist, `make` writes it to a temporary path, which is then renamed. Before that, folders of other
+    states are deleted if they are older than a day. Younger ones may be used by tests that are still running.
     """
     folder = _FOLDER / _state()
     _FOLDER.mkdir(parents=True, exist_ok=True)

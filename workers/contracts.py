@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 MAX_SHARD_ROWS = 256
-# The most rows that a batch without `max_batch_size` answers at once. On CPUs decoding is hardly faster above 32 rows
-# (docs/benchmarks.md); on GPUs each row takes memory for captured graphs and logits.
+# The most rows that a batch without `max_batch_size` answers at once. On CPUs, more than 32 rows hardly increase
+# the speed (docs/benchmarks.md); on GPUs, each row takes memory for captured graphs and logits.
 MAX_ROWS = {"cpu": 32, "cuda": 256}
 EVALUATION_ENGINES = 3  # engines with common weights: plain decoding, suffix decoding alone, the speculator
 
@@ -43,7 +43,7 @@ class FailureClass(StrEnum):
 
 
 class ContractError(ValueError):
-    """A spec or an event that does not have the agreed form."""
+    """A spec or an event does not have the form that this module defines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +127,14 @@ class TrainingSpec:
     drop_cut_answers: bool = False  # whether answers that the length limit ended are left out
     adapter_dir: str | None = None
     answers_path: str | None = None
-    with_suffix_decoding: bool = True  # whether speculators serve together with suffix decoding; only `auto` asks
+    with_suffix_decoding: bool = True  # whether suffix decoding is added in serving; used by `auto` only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuningSpec:
     """A job that trains a LoRA adapter on labels. It resumes from `checkpoint_dir` if this folder has a checkpoint.
 
-    The files hold lines {"messages": [...]}, the last message of which is the label. `hyperparameters` are those of
+    The files hold lines {"messages": [...]}. The last message of a line is the label. `hyperparameters` are defined in
     workers/hyperparameters/lora.py. The folder of each `Checkpoint` event also has the adapter's two files.
     """
 
@@ -153,7 +153,7 @@ class FineTuningSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedArm:
-    """A further drafter of an evaluation. `name` stands for it in the report; it differs from those of other arms."""
+    """A further drafter of an evaluation. The report refers to it by `name`, which is unique among the arms."""
 
     name: str
     drafter: str
@@ -193,7 +193,7 @@ class EvaluationSpec:
     memory_share: float | None = None
     draft_budget: int | None = None
     device: str = "auto"
-    speculator_name: str = "speculator"  # stands for the speculator in the report's `arms` and `pairs`
+    speculator_name: str = "speculator"  # the speculator's name in the report's `arms` and `pairs`
     compare_with: tuple[ComparedArm, ...] = ()  # the further arms, each with an engine of its own
     adapter_dir: str | None = None  # a LoRA adapter that the answers of all arms use
     reports_arms: bool = False  # whether the report has `arms` and `pairs`
@@ -247,7 +247,7 @@ class ShardDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """`path` is a folder that stays readable until the next checkpoint event."""
+    """A complete checkpoint. The folder `path` stays readable until the next checkpoint event."""
 
     event: str = "checkpoint"
     path: str

@@ -10,13 +10,13 @@ The parts of a kind are found from its name:
 
 TRAINED_KINDS = ("medusa", "turbo_lora", "eagle3", "mtp", "block", "draft_model")
 
-AUTO = "auto"  # requests may name it instead of a kind: training makes one speculator of each candidate, keeps the best
+AUTO = "auto"  # a request may name it instead of a kind: each candidate kind is trained, and the fastest is kept
 AUTO_CANDIDATES = ("medusa", "eagle3")  # the kinds with the highest acceptance lengths (benchmarks/results/training)
 REQUESTED_KINDS = (AUTO, *TRAINED_KINDS)
 
 # Fine-tuning is not a kind of speculator: it trains a LoRA adapter on labels. A training job names it as its method.
 LORA = "lora"
-FINE_TUNED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # those whose decoder is dense (engine/config.py)
+FINE_TUNED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # model types with a dense decoder (engine/config.py)
 
 # Kinds whose speculator contains a LoRA adapter that every answer uses, so that answers differ from the model's.
 OUTPUT_CHANGING_KINDS = ("turbo_lora",)

@@ -1,8 +1,8 @@
 """The rules for folders of models and speculators that come from outside the service. Standard library only.
 
 An accepted folder contains no code: its files are JSON, text and safetensors, and no configuration may make a loader
-import Python files. A checkpoint that is quantized with a method which the engine does not read is refused, because the
-engine would load its weights without their scales.
+import Python files. A checkpoint is refused if the engine cannot read its quantization method, because the engine would
+load the weights without their scales.
 """
 
 import hashlib
@@ -102,8 +102,8 @@ def texts_sha256(folder: Path) -> dict[str, str]:
 
 
 def changed_texts(before: Mapping[str, str] | None, now: Mapping[str, str] | None) -> str | None:
-    """Returns what differs between two results of `texts_sha256`, such as "tokenizer and chat template"; None: nothing
-    that is known differs."""
+    """Returns the differences between two results of `texts_sha256`, such as "tokenizer and chat template", or None if
+    no difference is known."""
     names = {"tokenizer_sha256": "tokenizer", "chat_template_sha256": "chat template"}
     before, now = before or {}, now or {}
     changed = [name for key, name in names.items() if key in before and key in now and before[key] != now[key]]

@@ -27,7 +27,7 @@ _OTHER_NAMES = {  # names of the same sizes in configurations like that of GPT-2
 
 
 class UnknownSizes(ValueError):
-    """The memory of the model does not follow from its config.json and its files."""
+    """The memory that a model needs cannot be computed from its config.json and its files."""
 
 
 class Product(NamedTuple):
@@ -47,7 +47,7 @@ class ExpertSizes:
     num_chosen: int  # experts per token
     intermediate_size: int  # of one expert
     num_dense_layers: int  # layers that have a dense MLP instead
-    num_shared: int = 0  # experts that every token uses, which are computed as one
+    num_shared: int = 0  # experts that every token uses; they are computed as one expert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Runs commands that gain no privileges and, in two of three modes, do not outlive the process that started them.
+"""Runs commands without new privileges. In two of three modes, a command does not outlive the process that started it.
 
 In these two modes, the command ends even if that process is killed with SIGKILL. All modes run this file as a script,
 which is why it imports the standard library only. In each mode, the command can gain no privileges by exec
@@ -9,7 +9,8 @@ parent.
 
 `dying_with_parent`: the script asks the kernel to send it SIGKILL when its parent dies (PR_SET_PDEATHSIG, a setting
 that survives exec), and then becomes the command by exec. The kernel's "parent" is the thread that started the script,
-so that thread must live as long as the command. Only Linux has this setting; elsewhere the command just runs.
+so that thread must live as long as the command. Only Linux has this setting. On other systems, the command may outlive
+its parent.
 
 `kept_command`: a keeper process watches a pipe (the lifeline). The owner is the process that the command must not
 outlive; it keeps the write end open and never writes. When the owner ends, the read end reports end of file, and the
@@ -88,8 +89,8 @@ def _become(parent_pid: int, command: list[str], uid: int | None) -> int:
 
 
 def _drop_privileges(uid: int | None) -> None:
-    """Forbids new privileges and changes the user. Must be called before `_die_with_parent`, because the kernel forgets
-    the signal that is set there when the user changes."""
+    """Forbids new privileges and changes the user. Must be called before `_die_with_parent`, because the kernel clears
+    PR_SET_PDEATHSIG when the user changes."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if uid is not None:
         os.setgroups([])
@@ -153,7 +154,8 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _kill_descendants() -> None:
-    """Kills children until there are none: the orphans of a killed child become children of this process."""
+    """Kills children until there are none. The loop is needed because the orphans of a killed child become children of
+    this process."""
     while children := _children():
         for pid in children:
             try:

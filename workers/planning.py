@@ -1,6 +1,6 @@
 """Plans the memory of an engine on a device, from the sizes of the model. Standard library only.
 
-The engine plans before it loads a model, and the API plans before it creates a deployment, so both answer alike. A plan
+The engine plans before it loads a model, and the API plans in the same way before it creates a deployment. A plan
 divides the memory that the engine may use:
 
     weights | speculator | adapters | work space of a pass | runtime | KV cache, which takes the rest
@@ -34,18 +34,18 @@ _ROW_TOKENS = 2048  # tokens that a plan reserves for each row of a batch, unles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What an engine is to do.
+    """The requirements for which an engine's memory is planned.
 
     device: `cpu` or `cuda`.
     memory_bytes: memory of the device that the engine may use; None: the KV cache gets `DEFAULT_KV_BYTES`.
     weights: `auto`, `bf16`, `int8`, `int4` or `fp8`, as the engine's option.
-    context: tokens of the longest prompt and answer together; None: as long as the model allows and as fits.
+    context: tokens of the longest prompt and answer together; None: as many as the model and the memory allow.
     concurrency: maximum number of sequences that decode at once.
     draft_nodes: maximum number of draft nodes per sequence.
     speculator_bytes: size of the speculator's weights in bytes.
     drafter_slot_bytes: bytes of the drafter's keys and values per position.
     adapter_bytes: size of the LoRA adapters' weights.
-    tensor_parallel: number of ranks. The plan is that of rank 0, and `memory_bytes` is the memory of one rank.
+    tensor_parallel: number of ranks. The plan is for rank 0, and `memory_bytes` is the memory of one rank.
     num_engines: number of engines that share the weights; each has a KV cache and a work space.
     has_mtp_module: whether DeepSeek's MTP module is the drafter. It is planned as a part of the speculator.
     """
@@ -110,8 +110,7 @@ class DoesNotFit(Exception):
 def plan(sizes: ModelSizes, wanted: Wanted) -> Plan:
     """Plans the memory of an engine.
 
-    Raises: DoesNotFit: not even one sequence of the wanted context fits. If no context is wanted, not even one token
-    fits.
+    Raises: DoesNotFit: one sequence of the wanted context does not fit or, if no context is wanted, one token.
     """
     longest = min(wanted.context or sizes.max_positions, sizes.max_positions)
     if wanted.weights == "bf16":

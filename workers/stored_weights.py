@@ -1,7 +1,8 @@
-"""Reads from a model's safetensors files what an engine's memory depends on: the formats and numbers of the weights.
+"""Reads the formats and the number of a model's weights from its safetensors files, to plan an engine's memory.
 
-Standard library only. The headers of the files are read, and the contents of scales, zero points and int8 weights: the
-engine converts int8 weights with the value -128, because its kernels do not support this value.
+Standard library only. The module reads the headers of the files, and the contents of scales, zero points and int8
+weights. The contents of int8 weights matter because the engine converts weights that have the value -128, which its
+kernels do not support.
 
 Source: https://github.com/huggingface/safetensors, "Format".
 """
@@ -23,7 +24,7 @@ _CONSUMED = (
     *("weight_g_idx", "input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale"),
 )
 _SCALES = ("weight_scale_inv", "weight_scale", "scales")
-_LOWEST = {"I8": b"\x80", "I32": b"\0"}  # the byte of -128; packed numbers are stored increased by 128
+_LOWEST = {"I8": b"\x80", "I32": b"\0"}  # the byte of -128; packed numbers are stored with 128 added
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def _tensors(path: Path) -> Iterable[tuple[str, StoredTensor]]:
 def kept_format(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> str | None:
     """Returns the format in which the engine keeps the weights of all layers: `int8`, `int4` or `fp8`.
 
-    None: the engine converts at least one weight to the model's dtype, or the formats of the weights differ.
+    Returns None if the engine converts at least one weight to the model's dtype, or if the weights' formats differ.
     engine/models/quantized/kept.py makes the same decision from the loaded values.
 
     config: config.json.
@@ -129,8 +130,8 @@ def _fit_float16(scales: StoredTensor) -> bool:
 
 
 def _bits(described: Mapping[str, Any], values: StoredTensor) -> int | None:
-    """Returns how many bits a number takes in a tensor of packed integers; None: unknown, or different between
-    layers."""
+    """Returns the number of bits per number in a tensor of packed integers, or None if it is unknown or differs
+    between layers."""
     if values.dtype == "I8":
         return 8
     groups = described.get("config_groups")
@@ -160,7 +161,7 @@ def _is_plain(described: Mapping[str, Any], stored: Mapping[str, StoredTensor], 
     if zeros is None or not (is_gptq or described.get("zero_point", True)):
         return True
     versions = (described.get("checkpoint_format"), described.get("format"))
-    middle = 2 ** (bits - 1) - (is_gptq and "gptq_v2" not in versions)  # version 1 stores zero points minus one
+    middle = 2 ** (bits - 1) - (is_gptq and "gptq_v2" not in versions)  # version 1 stores each zero point minus 1
     content = zeros.read()
     return content.count(sum(middle << shift for shift in range(0, 8, bits))) == len(content)
 

@@ -4,14 +4,14 @@
 
 The database must be empty; the command migrates it and does not clean it up. The default is SQLite in a temporary
 folder. The gateway is one process of uvicorn with its real database; the pretended engine and the callers that hold
-streams open are other processes. Prints one line of JSON:
+streams open are other processes. The command prints one line of JSON:
 
     added_ms_p50, added_ms_p99      time to the first event through the gateway, minus the median time without it
     events_per_core_second          events that the gateway passes on, one at a time, in a second of processor time
     bytes_per_stream                growth of the gateway's memory, divided by the number of open streams
     threads, files, connections, mib   used by the gateway while the streams are open; mib: memory in MiB
-    alone_ms_p95, beside_ms_p95     for another organization, the time to the first event and the time of a read of the
-                                    API: before the streams are opened, and while they are open
+    alone_ms_p95, beside_ms_p95     another organization's time to the first event, and its time for a read of the API:
+                                    before the streams are opened, and while they are open
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gateway.crowd PORT TOKEN MODEL COUNT
 
-Prints `open` when every stream has received its first event, and ends when its standard input is closed.
+The process prints `open` when every stream has received its first event, and ends when its standard input is closed.
 """
 
 import asyncio

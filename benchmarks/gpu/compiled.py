@@ -7,8 +7,8 @@ or 128 rows, on a server whose slot tables have 16 sequences of 131,072 position
 
 launches        kernels launched per layer
 programs        programs of all these launches
-prefix programs programs of the kernel for attention to the prefix, if its grid covers: all sequences and positions of
-                the slot tables; only the sequences of the pass; only these sequences and a short context's keys
+prefix programs programs of the kernel for attention to the prefix, for three grids: all sequences and positions of the
+                slot tables; only the sequences of the pass; only these sequences and a short context's keys
 registers ...   of each variant of a kernel, with the smallest row count that uses it; shared memory in bytes per
                 program, stack in bytes per thread
 K-step          an iteration of the innermost loop with matrix products, over the summed dimension K: its instructions,
@@ -77,7 +77,7 @@ def _recorded_launches() -> list[Launch]:
     """
     launches: list[Launch] = []
     FakeDriver(on_compiled=lambda _: None, on_launch=launches.append).activate()
-    # `kernels.attention` would compute with the CPU's kernels, as the tensors lie in the host's memory.
+    # `kernels.attention` would compute with the CPU's kernels, because the tensors are in the host's memory.
     kernels.cuda.decoder.attention = attention  # type: ignore[assignment,attr-defined]
     return launches
 

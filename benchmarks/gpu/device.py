@@ -36,5 +36,5 @@ class RunDevice:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of weights and inputs. It is float32 in dry runs, as the interpreter cannot multiply bfloat16."""
+        """The dtype of weights and inputs. Dry runs use float32, because the interpreter cannot multiply bfloat16."""
         return torch.float32 if self.is_dry_run else torch.bfloat16

@@ -1,7 +1,7 @@
 """Lets triton compile kernels for an H100 on a machine without a GPU.
 
-A fake driver replaces the CUDA driver. It launches nothing, so tensors may be in the host's memory, of which tensors
-that are never written use nothing. It reports each compiled kernel and each launch.
+A fake driver replaces the CUDA driver. It launches nothing, so tensors may be in the host's memory, where a tensor
+needs no memory until it is written. The driver reports each compiled kernel and each launch.
 """
 
 import re

@@ -57,7 +57,7 @@ def _attention_share(results: Results) -> float:
 
 
 def _num_failed(results: Results) -> float:
-    """Returns the number of failed kernel cases plus that of failed checks of row invariance."""
+    """Returns the number of failed kernel cases plus the number of failed checks of row invariance."""
     checked = [*results["kernels"]["cases"], *results["kernels"]["rows"]]
     return float(sum(found["passed"] is not True for found in checked))
 

@@ -25,7 +25,7 @@ _TOLERANCE = 1e-4  # kernel and reference compute sums and exponentials in float
 def laying_out(inputs: Inputs, B: int, nodes: int) -> Case:
     """The layout of the rows of B binary trees, the last of which is empty."""
     device = inputs.device
-    # The parent of node i is node (i - 1) // 2; that of node 0 is -1, the root.
+    # The parent of node i is node (i - 1) // 2; the parent of node 0 is -1, the root.
     parents = ((torch.arange(nodes, device=device) - 1) // 2).clamp(min=-1).expand(B, nodes).contiguous()
     counts = torch.tensor([nodes] * (B - 1) + [0], device=device)
     trees = Trees(inputs.integers(1000, B, nodes), parents, inputs.uniform(B, nodes), counts)

@@ -69,7 +69,7 @@ def sampling(inputs: Inputs, model: str, sizes: Sizes, M: int) -> Case:
 
 
 def markov(inputs: Inputs, model: str, sizes: Sizes, M: int, rank: int) -> Case:
-    """Sampling from given logits plus those of a low-rank head, as a block drafter with a Markov head does."""
+    """Sampling from the sum of given logits and a low-rank head's logits, as in a block drafter with a Markov head."""
     V = sizes.vocab_size
     x, weight, rows = inputs.normal(M, rank), inputs.normal(V, rank) * (3 / rank**0.5), _sampled_rows(M, inputs.device)
     base = inputs.normal(M, V).float() * 3

@@ -291,7 +291,7 @@ def _batch_of_trees(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -
 
 
 def tree_against_plain(inputs: Inputs, sizes: Sizes, num_rows: int, context: int) -> list[str]:
-    """Returns the rows of a draft tree whose attention differs in any bit from that of plain decoding of their path."""
+    """Returns the rows of a draft tree whose attention differs in any bit from plain decoding of their path."""
     Hq, Hkv, D = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
     k, v = inputs.normal(context + num_rows, Hkv, D), inputs.normal(context + num_rows, Hkv, D)
     table = inputs.permutation(context + num_rows).int().unsqueeze(0).contiguous()

@@ -1,4 +1,4 @@
-"""Compares the speed of plain decoding in our engine with that of other engines, with the same weights.
+"""Compares the speeds of plain decoding in our engine and in other engines, with the same weights.
 
     tokens per second = batch size * (long - short) / (seconds of long answers - seconds of short answers)
 

@@ -11,7 +11,7 @@ defines T_plain and T_verify(n). The formula for a step of one sequence with M r
     attention  max(KV / copy, KV read by all programs / l2) + 2 splits / l2
 
 copy, l2, clock, launch_seconds    figures of the GPU, see `Gpu`
-launches    those of all layers, counted by benchmarks/gpu/compiled.py, plus those of the step outside of the layers
+launches    launches of all layers, counted by benchmarks/gpu/compiled.py, plus launches of the step outside the layers
 W, X        bytes of the weight, and bytes of the rows, which the programs of each block of outputs read again; a block
             has 64 outputs, or twice as many if the kernel also computes SwiGLU
 K-steps     iterations of the loop over the summed dimension K, on the SM (multiprocessor) with the most programs
@@ -164,7 +164,7 @@ def step_seconds(gpu: Gpu, config: ModelConfig, counts: Counts, context: int) ->
 
 
 def step_row(gpu: Gpu, model: str, all_counts: list[Counts]) -> str:
-    """Returns a model's row of the printed table. all_counts: those of plain decoding, then those with drafts."""
+    """Returns a model's row of the printed table. all_counts: the counts of plain decoding, then with drafts."""
     config = ModelConfig.from_values(SHAPES[model])
     plain, *verify = (step_seconds(gpu, config, counts, CONTEXT) for counts in all_counts)
     share = pass_bytes(config, _ITEMSIZE, context=CONTEXT, batch=1) / gpu.copy / plain

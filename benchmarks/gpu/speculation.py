@@ -1,4 +1,4 @@
-"""Measures each drafter with a real model: acceptance, speedup, and whether its answers equal those of plain decoding.
+"""Measures each drafter with a real model: acceptance, speedup, and whether its answers equal plain decoding's.
 
 The measured speedup can be compared with a predicted one:
 

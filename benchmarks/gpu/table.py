@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu.table --short benchmarks/results/nvidia-h100-80gb-hbm3
 
-prints Markdown for the README: a table of each results file in the folder, and which performance targets are met.
+The command prints Markdown for the README: a table of each results file in the folder, and which performance targets
+are met.
 """
 
 import argparse

@@ -52,7 +52,7 @@ def parity(folder: Path, exact: Path, weights: str) -> float:
 
 
 def equal_answers(model: Model, folder: Path) -> int:
-    """Checks that a batch of requests gets, with each drafter, the same sampled answers as single requests without one.
+    """Checks for each drafter that a batch of requests gets the same sampled answers as single requests without drafts.
 
     Returns the number of drafters.
 
@@ -138,7 +138,7 @@ def _config(batch_size: int) -> EngineConfig:
 
 
 def _requests(vocab_size: int) -> list[Request]:
-    """Half of the prompts repeat themselves, so that n-gram drafters find matches."""
+    """Returns requests. Half of their prompts contain repetitions, in which n-gram drafters find matches."""
     generator = torch.Generator().manual_seed(0)
     requests = []
     for index in range(6):

@@ -10,10 +10,9 @@ Time is measured in windows without and with a noise (benchmarks/neighbours/nois
 quiet, noisy, ..., quiet. A window is longer than the pauses of the noise's callers. If the noise consists of requests,
 a noisy window lasts until the server has answered each of them once. Each window gives three 95th percentiles of the
 quiet organization: of its reads, of its times to the first token, and of the claims of its jobs. For each noise and
-each of the three, the command prints the median over the quiet windows and over the noisy windows, in milliseconds,
-quiet → noisy, with their ratio. It also prints what failed: requests and jobs of the quiet organization, its engine if
-that was killed, and processes of the installation that died. The exit code is 1 if a ratio is above 2 or anything
-failed.
+percentile, the command prints the medians over the quiet and over the noisy windows in milliseconds (quiet → noisy) and
+their ratio. It also prints failures: failed requests and jobs of the quiet organization, whether its engine was killed,
+and processes of the installation that died. The exit code is 1 if a ratio is above 2 or anything failed.
 """
 
 import argparse
@@ -45,7 +44,7 @@ P95 = dict[str, float]  # name of the measure -> milliseconds
 
 @dataclass(slots=True)
 class Windows:
-    """What was measured in the windows without and with one noise."""
+    """The measurements in the windows without and with one noise."""
 
     quiet: list[P95] = field(default_factory=list)
     noisy: list[P95] = field(default_factory=list)

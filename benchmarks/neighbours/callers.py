@@ -2,9 +2,9 @@
 
     python -m benchmarks.neighbours.callers bodies|bombs|files|feeds PORT TOKEN
 
-Prints `calling` when it begins, and `cycle` when the server has answered each request once with a status other than
-429. Ends when its standard input is closed. The callers begin at different requests. Each caller pauses after each
-request: on a small machine, an endless flood would only measure which process gets the processor.
+The process prints `calling` when it begins, and `cycle` when the server has answered each request once with a status
+other than 429. It ends when its standard input is closed. The callers begin at different requests. Each caller pauses
+after each request: on a small machine, an endless flood would only measure which process gets the processor.
 """
 
 import asyncio
@@ -105,12 +105,12 @@ async def _read(reader: asyncio.StreamReader, answered: Callable[[], None]) -> N
 
 
 def _bodies(address: Address) -> list[bytes]:
-    """Large bodies with a wrong key, for the gateway and for the rest of the API."""
+    """Returns requests with large bodies and a wrong key, for the gateway and for the rest of the API."""
     return [post(address, path, bytes(8 * MIB)) for path in ("/v1/chat/completions", "/v1/files", "/v1/batches")]
 
 
 def _bombs(address: Address) -> list[bytes]:
-    """Bodies with a valid key that are small, but expensive to read."""
+    """Returns requests with a valid key, whose small bodies are expensive to read."""
     many_lists = b'{"model": "%s", "messages": [' % MODEL.encode() + b"[]," * MIB + b"[]]}"
     grammar = json.dumps({"model": MODEL, "messages": [], "response_format": _bomb_grammar()}).encode()
     requests = [

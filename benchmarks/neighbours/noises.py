@@ -54,7 +54,7 @@ async def streams(loud: Loud) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def webhooks(loud: Loud) -> AsyncIterator[None]:
-    """Receivers that accept connections and never answer, with many due deliveries each."""
+    """Makes webhook receivers that accept connections and never answer, each with many due deliveries."""
 
     def deliver(url: str) -> None:
         from django.db import transaction
@@ -87,7 +87,7 @@ async def webhooks(loud: Loud) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def stagings(loud: Loud) -> AsyncIterator[None]:
-    """Endpoints whose speculators arrive slowly from storage."""
+    """Makes endpoints whose speculators arrive slowly from storage."""
 
     def deploy() -> None:
         from control.models.catalog.models import BaseModel, Speculator
@@ -163,7 +163,7 @@ def calls(kind: str) -> Callable[[Loud], AbstractAsyncContextManager[Cycle]]:
 
 @asynccontextmanager
 async def files(loud: Loud) -> AsyncIterator[Cycle]:
-    """Files that are expensive to read, and a model whose chat template never ends."""
+    """Sends files that are expensive to read, and requests to a model whose chat template never ends."""
 
     def make_model() -> None:
         from tokenizers import Tokenizer

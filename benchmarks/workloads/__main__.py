@@ -1,4 +1,4 @@
-"""Measures on several workloads what a speculator gains that was trained on answers to prompts of the same workload.
+"""Measures the speedup by speculators that were trained on answers to prompts of the measured workload.
 
     python -m benchmarks.workloads [--workloads extraction,chat] [--base DIR] [--kind medusa] [--rows 300 --steps 540]
 
@@ -13,7 +13,7 @@ For each workload (generators.py), the model answers `--rows` prompts, and a spe
                      recursively
 
 The command prints a table and writes it with all samples to --folder. The exit code is 1 if an answer differs from
-that of the arm without drafts.
+the answer without drafts.
 """
 
 import argparse
@@ -87,7 +87,10 @@ def _measure(workload: str, model: Path, args: argparse.Namespace) -> Samples:
 
 
 def _prompts(workload: str, num_known: int, num_new: int) -> tuple[list[str], list[str]]:
-    """Returns the prompts of the measurement and those of the training. The former do not depend on `num_known`."""
+    """Returns `num_new` prompts to measure with and `num_known` prompts to train on.
+
+    The prompts to measure with do not depend on `num_known`.
+    """
     try:
         found = prompts(workload, num_new + num_known, seed=_SEED)
     except ValueError as error:

@@ -8,7 +8,7 @@
     problems     grade-school word problems (examples/prompts.py)
 
 Names, addresses and the like come from Faker. The prompts of a workload share their instructions and vary in their
-facts, as those of a service do.
+facts, like the prompts of a real service.
 """
 
 import itertools

@@ -1,1 +1,1 @@
-"""The control plane: rows, services, API, gateway and admin. Never imports torch."""
+"""The control plane: database models, services, API, gateway and console. It never imports torch."""

@@ -8,7 +8,7 @@ from django.urls import include, path
 from control.core.api.views import health
 from control.operations.openapi.views import ReferencePage
 
-# Every app with routes has a module `urls`; those of pages are mounted apart from the API.
+# Every app with routes has a module `urls`. The modules with routes of pages are mounted separately from the API.
 _API = sorted(
     f"control.{path.parts[-3]}.{path.parts[-2]}.urls"
     for path in Path(__file__).parent.glob("*/*/urls.py")

@@ -20,13 +20,13 @@ class LedgerLine(Record):
     started_at: int
     ended_at: int
     price_percent: int
-    cost: Mapping[str, Any]  # value, currency
+    cost: Mapping[str, Any]  # keys: value, currency
     price: Mapping[str, Any] | None = None  # price of one token, or of one hour of a device
     project_id: str | None = None
     api_key_id: str | None = None
     base_model_id: str | None = None
     device_kind: str | None = None
-    credit_reason: str | None = None  # gate_rejected, attempt_failed: the line gives back a cost, which is negative
+    credit_reason: str | None = None  # gate_rejected or attempt_failed if the line is a credit; its cost is negative
     credited_count: int | None = None
 
 

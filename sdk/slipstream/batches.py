@@ -35,7 +35,7 @@ class Batches(Resource[D]):
             model: the model for rows without `model`.
             quote_id: a quote whose cap limits the cost of the batch.
             engine: options of the engine; `slipstream.plans` lists them.
-            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
+            hardware: `device_kind` or `name` of the device, as listed by `hardware.list`; the default is any device.
             priority: `low`, `normal` or `high`; the organization's jobs with a higher priority are run first.
         """
         body = {
@@ -62,7 +62,7 @@ class Batches(Resource[D]):
         engine: Mapping[str, Any] | None = None,
         hardware: str | None = None,
     ) -> Steps[EnginePlan]:
-        """Show how the engine of such a batch would use its memory, without creating the batch.
+        """Show how the engine of a batch with these arguments would use its memory. Nothing is created.
 
         Without `model`, the rows name their models, and the plan is unknown.
         """
@@ -85,12 +85,12 @@ class Batches(Resource[D]):
 
     @procedure
     def resume(self, batch_id: str) -> Steps[Batch]:
-        """Create a batch that continues a failed, expired or cancelled one: it copies finished rows free of charge."""
+        """Create a batch that continues a failed, expired or cancelled one. Finished rows are copied free of charge."""
         return self.http.post(Batch, path_of("batches", batch_id, "resume"))
 
     @procedure
     def repair(self, batch_id: str, *, rows: Sequence[str], max_tokens: int | None = None) -> Steps[Batch]:
-        """Create a batch that answers some rows of an ended one again and copies all other results free of charge.
+        """Create a batch that answers some rows of an ended batch again and copies all other results free of charge.
 
         Args:
             rows: `unfinished` (rows without a response), `failed` (rows that ran without an answer), or `cut` (rows

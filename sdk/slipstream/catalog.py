@@ -29,7 +29,7 @@ class BaseModel(Record):
     id: str
     name: str
     status: str  # checking, ready, refused
-    error: Mapping[str, Any] | None = None  # code, message: why the model was refused
+    error: Mapping[str, Any] | None = None  # why the model was refused; keys: code, message
     source: str | None = None
     model_type: str | None = None
     # hash of the weights; a speculator works only with the revision for which it was trained

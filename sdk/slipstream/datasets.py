@@ -26,10 +26,10 @@ class Dataset(Record):
     num_answers: int
     num_tokens: int | None = None
     num_tokens_exact: bool | None = None
-    errors: Mapping[str, Any]  # data, total_count, by_code
-    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts: exact, near
-    sensitive: Mapping[str, Any] | None = None  # secrets and personal data: num_found, num_rows, kinds
-    origin: Mapping[str, Any] | None = None  # what it was made of, and the request
+    errors: Mapping[str, Any]  # keys: data, total_count, by_code
+    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts; keys: exact, near
+    sensitive: Mapping[str, Any] | None = None  # secrets and personal data; keys: num_found, num_rows, kinds
+    origin: Mapping[str, Any] | None = None  # the datasets from which it was made, and the request
     created_at: int
 
 
@@ -43,14 +43,15 @@ class Datasets(Resource[D]):
         Args:
             model: the model whose tokenizer counts the tokens.
             name: the dataset becomes the next version of this name.
-            on_sensitive: what happens to secrets and personal data: `warn`, `redact`, `refuse`. None: no scan.
+            on_sensitive: what happens if the file has secrets or personal data: `warn`, `redact`, `refuse`. None: the
+                file is not scanned.
         """
         body = {"file_id": file_id, "model": model, "name": name, "on_sensitive": on_sensitive}
         return self.http.post(Dataset, "datasets", body)
 
     @procedure
     def retrieve(self, dataset_id: str) -> Steps[Dataset]:
-        """Args: dataset_id: an id, `name@version` or `name@latest`, as everywhere."""
+        """Args: dataset_id: an id, `name@version` or `name@latest`, as in all methods."""
         return self.http.get(Dataset, path_of("datasets", dataset_id))
 
     @listing
@@ -75,7 +76,7 @@ class Datasets(Resource[D]):
 
         Args:
             shares: {"train": 0.9, "held_out": 0.1}. A prompt is in the same split of each version of a dataset.
-            label: instead of `shares`, a member of the rows whose value is the name of the split.
+            label: replaces `shares`; a member of each row, whose value is the name of the row's split.
         """
         body = {"shares": shares, "seed": seed, "label": label}
         made = yield from self.http.post(dict, path_of("datasets", dataset_id, "splits"), body)
@@ -86,7 +87,7 @@ class Datasets(Resource[D]):
         """Copy the rows that pass all conditions to a new dataset; its `origin` has the conditions.
 
         Args:
-            name: the dataset becomes the next version of this name. None: of the name of the filtered dataset.
+            name: the new dataset becomes the next version of this name; None: the name of the filtered dataset.
             conditions: `labels`, `has_answer`, `contains`, `matches`, `excludes`, `min_characters`, `max_characters`,
                 `min_tokens`, `max_tokens`, `drop_duplicates`, `share`, `rows`, `seed`. `matches` and `excludes` are
                 patterns of RE2.
@@ -97,11 +98,11 @@ class Datasets(Resource[D]):
     def mix(
         self, sources: Sequence[Mapping[str, Any]], *, rows: int | None = None, seed: int = 0, name: str | None = None
     ) -> Steps[Dataset]:
-        """Copy rows of several datasets to a new one; its `origin["mix"]` has what is needed to make it again.
+        """Copy rows of several datasets to a new one; its `origin["mix"]` has all that is needed to make it again.
 
         Args:
             sources: [{"dataset_id": "chats@latest", "weight": 3}, {"dataset_id": "code@2", "weight": 1}].
-            rows: None: as many as the sources have in this proportion.
+            rows: number of rows of the new dataset; None: as many as the sources have in this proportion.
         """
         body = {"sources": sources, "rows": rows, "seed": seed, "name": name}
         return self.http.post(Dataset, "datasets/mix", body)
@@ -118,7 +119,7 @@ class Datasets(Resource[D]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote(Record):
-    """The estimated cost of a batch of a dataset, or of a pipeline with its rows, with bounds."""
+    """The estimated cost, with bounds, of a batch of a dataset's rows or of a pipeline with these rows."""
 
     id: str
     dataset_id: str
@@ -130,12 +131,12 @@ class Quote(Record):
     output_tokens: int | None = None
     output_tokens_low: int | None = None
     output_tokens_high: int | None = None
-    cost: Mapping[str, Any] | None = None  # value, currency
+    cost: Mapping[str, Any] | None = None  # keys: value, currency
     cost_low: Mapping[str, Any] | None = None
     cost_high: Mapping[str, Any] | None = None
     cap: Mapping[str, Any] | None = None
     pipeline: Mapping[str, Any] | None = None
-    # of a pipeline: a line for each stage and the endpoint, with its costs, its device time and what they rest on
+    # For a pipeline: one line for each stage and for the endpoint, with costs, device time and the basis of both.
     stages: Sequence[Mapping[str, Any]] | None = None
     # cost so far of the batches, distillations and pipelines that use this quote
     spent: Mapping[str, Any] | None = None

@@ -56,7 +56,7 @@ class Deployments(Resource[D]):
             adapters: ids of adapters. A request selects an adapter by setting `model` to `name:adapter`.
             remember_answers: whether the engine may draft copies of a project's past answers; default: true.
             engine: options of the engine; `slipstream.plans` lists them.
-            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
+            hardware: `device_kind` or `name` of the device, as listed by `hardware.list`; the default is any device.
             replicas: how many engine processes answer the requests; default: 1.
             scaling: `scale_to_zero_seconds`, `max_replicas`, `min_replicas`, `target_concurrency`, `scale_up_seconds`,
                 `scale_down_seconds`.
@@ -85,7 +85,7 @@ class Deployments(Resource[D]):
         engine: Mapping[str, Any] | None = None,
         hardware: str | None = None,
     ) -> Steps[EnginePlan]:
-        """Show how a deployment with these options would use its memory, without creating it."""
+        """Show how a deployment with these options would use its memory. Nothing is created."""
         body: dict[str, Any] = {"name": name, "model": model, "speculator_id": speculator_id, "adapters": adapters}
         body |= {"engine": engine, "hardware": hardware}
         return self.http.post(EnginePlan, "deployments", {**body, "validate_only": True})
@@ -115,9 +115,11 @@ class Deployments(Resource[D]):
         replicas: int | Unchanged = UNCHANGED,
         scaling: Mapping[str, Any] | Unchanged = UNCHANGED,
     ) -> Steps[Deployment]:
-        """Change the speculator (None removes it) or the number of replicas, or replace adapters or `scaling`.
+        """Change the given settings. The given `adapters` or `scaling` replace the previous ones as a whole.
 
-        Args: allow_output_change: accept that answers change (to or from a `turbo_lora` speculator).
+        Args:
+            speculator_id: the new speculator; None removes the speculator.
+            allow_output_change: accept a change to or from a `turbo_lora` speculator, which changes the answers.
         """
         body = {
             "speculator_id": speculator_id,

@@ -20,20 +20,20 @@ class Distillation(Record):
     model: str
     status: str  # the same values as for a batch
     prompts_file: str
-    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts of the file: exact, near
+    duplicates: Mapping[str, Any] | None = None  # equal and similar prompts of the file; keys: exact, near
     batch_id: str
     request_counts: Mapping[str, int]
     on_truncation: str = "keep"  # keep, drop or continue
     max_continued_tokens: int | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
-    hardware: str | None = None  # the device that was asked for; None: any
+    hardware: str | None = None  # the requested device; None: any device
     # numbers of truncated answers: in_trace, in_answer, continued, unfinished, dropped; set when the distillation has
     # ended
     truncated: Mapping[str, int] | None = None
     is_trainable: bool  # whether pipelines can use the answers
     output_file_id: str | None = None
     error_file_id: str | None = None
-    paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses it
+    paused: Mapping[str, Any] | None = None  # set while a reached spend cap pauses it; keys: code, message, cap_id
     cost: Mapping[str, Any]
     quote_id: str | None = None
     created_at: int
@@ -64,7 +64,7 @@ class Distillations(Resource[D]):
             on_truncation: what happens to answers that reach the limits of their rows: `keep`, `drop` or `continue`.
             max_continued_tokens: limit for the length of a continued answer; the default is the model's context.
             engine: options of the engine; `slipstream.plans` lists them.
-            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
+            hardware: `device_kind` or `name` of the device, as listed by `hardware.list`; the default is any device.
         """
         body = {
             "model": model,
@@ -87,7 +87,7 @@ class Distillations(Resource[D]):
         engine: Mapping[str, Any] | None = None,
         hardware: str | None = None,
     ) -> Steps[EnginePlan]:
-        """Show how the engine of such a distillation would use its memory, without creating the distillation."""
+        """Show how the engine of a distillation with these arguments would use its memory. Nothing is created."""
         body: dict[str, Any] = {"model": model, "prompts_file": prompts_file, "engine": engine, "hardware": hardware}
         body["validate_only"] = True
         return self.http.post(EnginePlan, "distillations", body)

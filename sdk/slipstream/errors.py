@@ -138,7 +138,10 @@ def stream_error(error: Mapping[str, Any]) -> APIStreamError:
 
 
 class BatchFailed(SlipstreamError):
-    """The attribute `batch` has the details: `errors` of the input file, or `error_file_id`."""
+    """The batch was not completed, or all of its rows failed.
+
+    The details are in `batch.errors`, which lists errors of the input file, or in the file `batch.error_file_id`.
+    """
 
     def __init__(self, batch: "Batch") -> None:
         if batch.status == "completed":
@@ -161,7 +164,7 @@ class PipelineFailed(SlipstreamError):
 
 
 class EvaluationFailed(SlipstreamError):
-    """The attribute `evaluation` has the details."""
+    """The evaluation failed or was cancelled; `evaluation` has the details."""
 
     def __init__(self, evaluation: "Evaluation") -> None:
         reason = f": {evaluation.error_message} [{evaluation.error_code}]" if evaluation.error_message else ""

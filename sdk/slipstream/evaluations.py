@@ -33,13 +33,14 @@ class Evaluations(Resource[D]):
 
         Args:
             prompts_file: id of a file of batch rows; the default is the prompts held out from training.
-            concurrencies: the default is 1, 4, 16 and 32.
+            concurrencies: the numbers of requests at once, one measurement for each; the default is 1, 4, 16 and 32.
             max_tokens: an upper limit for the `max_tokens` of every row.
-            price_per_gpu_hour: USD, for the cost of a million tokens; the default is the installation's price.
+            price_per_gpu_hour: price in USD, from which the report computes the cost of a million tokens; the default
+                is the installation's price.
             engine: the options with which the speculator will be served; `slipstream.plans` lists them.
-            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
-            compare_with: up to four further arms: ids of speculators or base speculators for the same model, `suffix`,
-                `ngram`. The report then has `arms` and `pairs`.
+            hardware: `device_kind` or `name` of the device, as listed by `hardware.list`; the default is any device.
+            compare_with: up to four further drafters to measure: `suffix`, `ngram`, or ids of speculators or base
+                speculators for the same model. The report then also has `arms` and `pairs`.
         """
         body = {
             "speculator_id": speculator_id,
@@ -65,7 +66,7 @@ class Evaluations(Resource[D]):
         hardware: str | None = None,
         compare_with: Sequence[str] | None = None,
     ) -> Steps[EnginePlan]:
-        """Show how the engines of such an evaluation would use their memory, without creating the evaluation."""
+        """Show how the engines of an evaluation with these arguments would use their memory. Nothing is created."""
         body = {
             "speculator_id": speculator_id,
             "prompts_file": prompts_file,
@@ -102,13 +103,13 @@ class Evaluations(Resource[D]):
         device_kind: str | None = None,
         price_per_device_hour: float | None = None,
     ) -> Steps[dict[str, Any]]:
-        """Return the devices and the cost of a month for a rate of requests, with and without the speculator.
+        """Return how many devices a rate of requests needs and their cost per month, with and without the speculator.
 
         Args:
-            output_tokens: mean number of tokens of an answer; None: that of the evaluation.
-            input_tokens: mean number of tokens of a prompt; the plan is then marked as extrapolated.
-            concurrency: one of the evaluated ones; None: the highest.
-            utilisation: the part of the measured speed that is used; None: 0.7.
+            output_tokens: mean number of tokens of an answer; None: the mean of the evaluation's answers.
+            input_tokens: mean number of tokens of a prompt. If it is given, the plan is marked as extrapolated.
+            concurrency: one of the concurrencies of the evaluation; None: the highest of them.
+            utilisation: the fraction of the measured speed with which the plan calculates; None: 0.7.
         """
         query = {
             "requests_per_second": requests_per_second,

@@ -78,9 +78,9 @@ class Files(Resource[D]):
 def save(http: Http, path: str, to: Path, *, identity: str | None = None) -> Steps[Path]:
     """Write the body of a GET into a temporary file next to `to`, then rename it to `to`.
 
-    Args: identity: an id, if the content never changes. An interrupted download is then continued, and concurrent calls
-        are safe, because they write the same bytes to the same offsets. With None, every download starts at the first
-        byte.
+    Args: identity: the id of the content, if it never changes. An interrupted download is then continued, and
+        concurrent calls are safe, because they write the same bytes to the same offsets. With None, every download
+        starts at the first byte.
     """
     to.parent.mkdir(parents=True, exist_ok=True)
     part = to.with_name(f".{to.name}.{identity or 'new'}.part")

@@ -1,4 +1,4 @@
-"""Fine-tuning jobs, with OpenAI's requests and responses: of adapters on labels, and of speculators."""
+"""Fine-tuning jobs train LoRA adapters on labels, or speculators. Requests and responses are those of OpenAI's API."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,8 +64,8 @@ class FineTuningJobs(Resource[D]):
 
         Args:
             method: with `{"type": "supervised"}` and without `turbo`, a LoRA adapter learns the answers of the file.
-            turbo: `kind`, `hyperparameters`, `held_out`, `evaluation`, `gate`, `deploy`, as in a pipeline. A speculator
-                is trained.
+            turbo: trains a speculator instead of an adapter. The keys `kind`, `hyperparameters`, `held_out`,
+                `evaluation`, `gate` and `deploy` mean the same as in a pipeline.
         """
         files = {"training_file": training_file, "validation_file": validation_file}
         options = {"suffix": suffix, "seed": seed, "method": method, "turbo": turbo, "metadata": metadata}
@@ -86,7 +86,7 @@ class FineTuningJobs(Resource[D]):
 
     @procedure
     def pause(self, job_id: str) -> Steps[FineTuningJob]:
-        """Stop the job within seconds. Finished work is kept; `resume` continues it."""
+        """Stop the job within seconds. Finished work is kept; `resume` continues the job."""
         return self.http.post(FineTuningJob, path_of("fine_tuning/jobs", job_id, "pause"))
 
     @procedure

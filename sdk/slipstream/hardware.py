@@ -9,19 +9,19 @@ from slipstream.records import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware(Record):
-    """Devices that do not differ in kind, model, memory and price."""
+    """A group of devices that have the same kind, model, memory and price."""
 
     name: str | None = None  # the value of `hardware` in requests for such a device
     device_kind: str  # cuda or cpu
     model: str | None = None
-    memory_bytes: int | None = None  # of one device; None: not stated
+    memory_bytes: int | None = None  # memory of one device; None if it is not stated
     price_per_hour: float | None = None  # USD for one device; None: no price is set
     count: int
-    free: int  # devices that neither a job nor an endpoint holds
+    free: int  # number of devices that no job or endpoint uses
 
 
 class HardwareCatalog(Resource[D]):
     @listing
     def list(self) -> Items[Page[Hardware]]:
-        """Yield each kind of device, with its number and how many are free."""
+        """Yield the groups of equal devices."""
         return self.http.pages(Hardware, "hardware")

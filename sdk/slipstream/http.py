@@ -141,7 +141,7 @@ class Resource(Generic[D]):
 
 
 class Lines:
-    """Reads a body line by line, without line ends. If the last line has no line end, it is dropped as incomplete."""
+    """Reads a body line by line and removes the line ends. A last line without a line end is dropped as incomplete."""
 
     def __init__(self, result: ExchangeResult) -> None:
         self._result = result

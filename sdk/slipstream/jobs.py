@@ -17,12 +17,12 @@ class Job(Record):
     status: str  # queued, running, paused, succeeded, failed, cancelled
     attempt: int
     queue_position: int | None = None  # 1 for the job that workers claim next; None: the job is not waiting
-    blocked: Mapping[str, Any] | None = None  # code, message: why no worker claims the waiting job
+    blocked: Mapping[str, Any] | None = None  # why no worker claims the waiting job; keys: code, message
     paused: Mapping[str, Any] | None = None
     progress: Progress | None = None
     metrics: Mapping[str, Any]
     result: Mapping[str, Any]
-    error: Mapping[str, Any] | None = None  # class, code, message, retryable
+    error: Mapping[str, Any] | None = None  # keys: class, code, message, retryable
     created_at: int
     started_at: int | None = None
     finished_at: int | None = None

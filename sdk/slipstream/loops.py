@@ -14,13 +14,13 @@ class Loop(Record):
     id: str
     deployment_id: str
     enabled: bool
-    triggers: Mapping[str, Any]  # acceptance_drop, every_hours, new_requests
-    limits: Mapping[str, Any]  # min_seconds_between_rounds, monthly_budget, max_rows
+    triggers: Mapping[str, Any]  # keys: acceptance_drop, every_hours, new_requests
+    limits: Mapping[str, Any]  # keys: min_seconds_between_rounds, monthly_budget, max_rows
     recipe: Mapping[str, Any]
     gate: Mapping[str, Any]
     rollout: Mapping[str, Any]
     running_round_id: str | None = None
-    spent_this_month: Mapping[str, Any]  # value, currency
+    spent_this_month: Mapping[str, Any]  # keys: value, currency
     blocked: Mapping[str, Any] | None = None  # why no round began although a trigger applied; keys: code, message
     created_at: int
 
@@ -32,8 +32,8 @@ class LoopRound(Record):
     status: str  # capturing, distilling, … ; promoted, rejected, rolled_back, failed and stopped are final
     trigger: str  # acceptance_drop, schedule, new_requests
     reason: Mapping[str, Any] | None = None  # why the round ended; keys: code, message
-    figures: Mapping[str, Any] | None = None  # concurrency, old, new: on the held-out requests
-    cost: Mapping[str, Any]  # value, currency
+    figures: Mapping[str, Any] | None = None  # keys: concurrency, old, new; measured on the held-out requests
+    cost: Mapping[str, Any]  # keys: value, currency
     previous_speculator_id: str | None = None
     speculator_id: str | None = None
     prompts_file: str | None = None
@@ -42,7 +42,7 @@ class LoopRound(Record):
     batch_id: str | None = None
     evaluation_id: str | None = None
     rollout_id: str | None = None
-    timeline: Sequence[Mapping[str, Any]] = ()  # status, at
+    timeline: Sequence[Mapping[str, Any]] = ()  # keys: status, at
     created_at: int
     finished_at: int | None = None
 
@@ -64,13 +64,13 @@ class Loops(Resource[D]):
         gate: Mapping[str, Any] | None = None,
         rollout: Mapping[str, Any] | None = None,
     ) -> Steps[Loop]:
-        """Create the loop of a deployment, or replace all its settings. What is left out gets its default.
+        """Create the loop of a deployment, or replace all its settings. Omitted arguments get their defaults.
 
         Args:
             triggers: when a round begins: {"acceptance_drop": True, "every_hours": 168, "new_requests": 5000}.
             limits: {"min_seconds_between_rounds": 86400, "monthly_budget": 50, "max_rows": 5000}.
             recipe: {"kind": "medusa", "max_seconds": 3600, "hyperparameters": {…}, "min_rows": 200, …}.
-            gate: the gate of a pipeline, and "min_acceptance_gain".
+            gate: the same keys as the gate of a pipeline, and "min_acceptance_gain".
             rollout: the terms of the rollout, as for `rollouts.create`.
         """
         given = without_none(
@@ -95,7 +95,10 @@ class Loops(Resource[D]):
         gate: Mapping[str, Any] | None = None,
         rollout: Mapping[str, Any] | None = None,
     ) -> Steps[Loop]:
-        """Change what is given, each argument as a whole. `enabled=False` also stops the running round."""
+        """Change the given settings. A given mapping replaces the previous one as a whole.
+
+        `enabled=False` also stops the running round.
+        """
         given = {
             "enabled": enabled, "triggers": triggers, "limits": limits, "recipe": recipe, "gate": gate,
             "rollout": rollout,

@@ -35,8 +35,8 @@ class Project(Record):
 class AuditEvent(Record):
     id: str
     action: str
-    actor: Mapping[str, Any]  # type, id
-    target: Mapping[str, Any]  # type, id
+    actor: Mapping[str, Any]  # keys: type, id
+    target: Mapping[str, Any]  # keys: type, id
     ip: str | None = None
     request_id: str
     created_at: int
@@ -44,7 +44,7 @@ class AuditEvent(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditExport(Record):
-    """The record of a complete export of a month of the audit log."""
+    """The receipt for a complete export of one month of the audit log."""
 
     id: str
     month: str
@@ -127,7 +127,7 @@ class AuditEvents(Resource[D]):
         receipt = json.loads(last or b"{}")
         if receipt.get("sha256") != digest.hexdigest():
             raise APIResponseError(
-                f"the SHA-256 of the events of {month} is not the one in the last line, the receipt; try again"
+                f"the events of {month} do not have the SHA-256 that the receipt (the last line) states; try again"
             )
         return record(AuditExport, receipt)
 

@@ -58,21 +58,22 @@ class Pipelines(Resource[D]):
 
         Args:
             name: name of the pipeline, its speculator and its deployment; requests send it as `model`.
-            distillation_id: existing answers, instead of `prompts_file`; requires `held_out_file`.
-            answers: `file`: the rows of `prompts_file` have answers, on which the speculator is trained; otherwise the
-                model answers the prompts.
+            distillation_id: a distillation whose answers replace `prompts_file`; requires `held_out_file`.
+            answers: `file` if the rows of `prompts_file` already have answers, on which the speculator is trained. By
+                default, the model answers the prompts.
             held_out_file: prompts for the evaluation. Without it, `held_out` prompts are taken from `prompts_file`.
-            on_contamination: what happens to training prompts that are like held-out prompts: `warn`, `drop`, `refuse`.
-            on_sensitive: what happens to secrets and personal data: `warn`, `redact`, `refuse`. None: no scan.
+            on_contamination: what happens if training prompts resemble held-out prompts: `warn`, `drop`, `refuse`.
+            on_sensitive: what happens if the files have secrets or personal data: `warn`, `redact`, `refuse`. None: the
+                files are not scanned.
             distillation: {"on_truncation": "continue", "max_continued_tokens": 16384}; see `Distillations.create`.
             training: {"kind": "medusa", ...hyperparameters}.
             evaluation: {"concurrencies": [1, 4], "max_tokens": 128}.
             gate: {"min_speedup": 1.25, "concurrency": 4, "min_acceptance_length": 1.8, "outputs_equal": "model",
-                "max_break_even_tokens": 50_000_000};
-                with "baseline": "suffix", the speedup is measured against suffix decoding alone.
+                "max_break_even_tokens": 50_000_000}.
+                With "baseline": "suffix", the speedup is measured against suffix decoding alone.
             quote_id: a quote whose cap limits the cost of the pipeline.
             engine: options of the deployment and the evaluation; `slipstream.plans` lists them.
-            hardware: kind or model of the device, as `name` or `device_kind` in `hardware.list`; default: any.
+            hardware: `device_kind` or `name` of the device, as listed by `hardware.list`; the default is any device.
         """
         body = {
             "name": name,
@@ -110,7 +111,7 @@ class Pipelines(Resource[D]):
         engine: Mapping[str, Any] | None = None,
         hardware: str | None = None,
     ) -> Steps[PipelinePlan]:
-        """Show how the engines of such a pipeline would use their memory, without creating the pipeline."""
+        """Show how the engines of a pipeline with these arguments would use their memory. Nothing is created."""
         body = {
             "name": name,
             "model": model,

@@ -18,14 +18,14 @@ class DevicePlan(Record):
 
     device_kind: str  # cuda, cpu
     hardware: str | None = None  # name of the device, if the request asks for one
-    fits: bool | None = None  # None: unknown; `reason` says why
-    reason: Mapping[str, str] | None = None  # code, message
+    fits: bool | None = None  # None if it is unknown; `reason` then says why
+    reason: Mapping[str, str] | None = None  # keys: code, message
     memory_bytes: int | None = None  # bytes that the engine may use; None: no limit, or unknown
-    parts: Mapping[str, int] | None = None  # bytes: weights, speculator, adapters, work_space, runtime, kv_cache
+    parts: Mapping[str, int] | None = None  # bytes; keys: weights, speculator, adapters, work_space, runtime, kv_cache
     max_context: int | None = None  # number of tokens of prompt and answer together
     max_concurrency: int | None = None
     kv_tokens: int | None = None  # number of tokens of all requests in progress together
-    sequences: Sequence[Mapping[str, int]] = ()  # tokens, num_sequences: how many sequences of this length fit
+    sequences: Sequence[Mapping[str, int]] = ()  # how many sequences of a length fit; keys: tokens, num_sequences
     price_per_hour: float | None = None  # USD
 
 
@@ -41,7 +41,7 @@ class EnginePlan(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlan(Record):
-    """The engines of a pipeline's stages. None: the pipeline has no such stage."""
+    """The memory plans of the engines of a pipeline's stages. A field is None if the pipeline has no such stage."""
 
     distillation: EnginePlan | None
     evaluation: EnginePlan

@@ -29,7 +29,7 @@ class Watch:
         self._progress.stop()
 
     def show(self, value: Any) -> None:
-        """Shows the state of any object of the service, and of a batch, pipeline or evaluation also the progress."""
+        """Shows the state of an object of the service. A batch, pipeline or evaluation also gets progress bars."""
         match value:
             case Batch():
                 done = value.num_completed + value.num_failed

@@ -26,7 +26,7 @@ def parsed(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
 
 
 def record(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """Builds a `kind` from its declared members; other members go to `extra`. Raises: as `parsed`."""
+    """Builds an object of the class `kind`. Members that it does not declare go to `extra`. Raises: as `parsed`."""
     declared = fields(kind)  # type: ignore[arg-type]  # every record here is a dataclass
     required = [one.name for one in declared if one.default is MISSING and one.default_factory is MISSING]
     if missing := [name for name in required if name not in values]:

@@ -23,7 +23,7 @@ class Rollout(Record):
     reason: Mapping[str, Any] | None = None  # why it was promoted or rolled back; keys: code, message
     figures: Mapping[str, Any] | None = None  # the measurements behind the decision; keys: canary, stable
     trial: Mapping[str, Any] | None = None  # keys: rules, gates, evidence, verdict, certificate
-    watch: Mapping[str, Any] | None = None  # the same of the time after the promotion
+    watch: Mapping[str, Any] | None = None  # the same keys, for the time after the promotion
     created_at: int
     started_at: int | None = None
     watched_at: int | None = None
@@ -64,13 +64,14 @@ class Rollouts(Resource[D]):
             share_percent: percentage of the requests that the new speculator gets, 1 to 50.
             max_acceptance_drop: tolerated decrease of the acceptance length, 0 to 1, relative to the current
                 speculator's acceptance length.
-            alpha: the largest probability that the evidence is ever misread.
-            first_token_seconds: a later first token of a stream is slow; None: not compared.
-            inter_token_seconds: a longer mean time between the tokens of a stream is slow; None: not compared.
+            alpha: the largest probability that any statistical gate ever passes or fails wrongly.
+            first_token_seconds: a stream is slow if its first token comes later than this; None: no limit.
+            inter_token_seconds: a stream is slow if the mean time between its tokens exceeds this; None: no limit.
             max_slow_increase: tolerated increase of the share of slow requests.
             on_undecided: `roll_back` or `promote`: what happens after `max_seconds` or `max_requests` if nothing has
                 been decided.
-            watch_seconds: how long the promoted speculator is compared with the evidence of the previous one.
+            watch_seconds: how long after the promotion the new speculator is still compared with the measurements of
+                the previous speculator.
         """
         body = {
             "speculator_id": speculator_id,

@@ -16,8 +16,8 @@ from slipstream.records import Record
 class SpendCap(Record):
     id: str
     project_id: str | None = None  # None: the cap applies to the whole organization
-    amount: Mapping[str, Any]  # value, currency
-    spent: Mapping[str, Any]  # costs so far this month
+    amount: Mapping[str, Any]  # keys: value, currency
+    spent: Mapping[str, Any]  # costs so far this month; keys: value, currency
     is_reached: bool
     month_start: int
     created_at: int
@@ -26,9 +26,9 @@ class SpendCap(Record):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingThresholds(Record):
     id: str  # of the organization or project
-    spent: Mapping[str, Any]  # value, currency: costs so far this month
+    spent: Mapping[str, Any]  # costs so far this month; keys: value, currency
     month_start: int
-    thresholds: Sequence[Mapping[str, Any]]  # each has id, amount or percent_of_cap, and reached_at
+    thresholds: Sequence[Mapping[str, Any]]  # keys: id, amount or percent_of_cap, reached_at
     project_id: str | None = None  # None: the thresholds of the whole organization
 
 

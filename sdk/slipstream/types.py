@@ -29,7 +29,7 @@ class Model(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchError(Record):
-    """An error in the input file of a batch. `line` counts from 1; None: the error concerns the whole file."""
+    """An error in the input file of a batch. `line` counts from 1, and is None if the error concerns the whole file."""
 
     code: str
     message: str
@@ -56,17 +56,17 @@ class Batch(Record):
     metadata: Mapping[str, str] | None = None
     usage: Mapping[str, Any] | None = None
     errors_by_code: Mapping[str, int] | None = None  # error code -> number of rows in the error file
-    paused: Mapping[str, Any] | None = None  # code, message, cap_id; set while a reached spend cap pauses the batch
-    priority: str = "normal"  # low, normal, high; it orders the jobs of the organization only
+    paused: Mapping[str, Any] | None = None  # set while a reached spend cap pauses it; keys: code, message, cap_id
+    priority: str = "normal"  # low, normal, high; compared only with other jobs of the organization
     queue_position: int | None = None  # 1 for the job that workers claim next; None: the batch is not waiting
-    blocked: Mapping[str, Any] | None = None  # code, message: why no worker claims the waiting batch
+    blocked: Mapping[str, Any] | None = None  # why no worker claims the waiting batch; keys: code, message
     estimated_finished_at: int | None = None  # Unix seconds; set while the batch runs and has committed rows
-    cost: Mapping[str, Any] | None = None  # cost so far: value, currency
+    cost: Mapping[str, Any] | None = None  # cost so far; keys: value, currency
     quote_id: str | None = None
     engine: Mapping[str, Any] | None = None  # options of the engine
-    hardware: str | None = None  # the device that was asked for; None: any
+    hardware: str | None = None  # the requested device; None: any device
     resumed_from: str | None = None  # the batch whose finished rows this batch copies
-    repair: Mapping[str, Any] | None = None  # rows, max_tokens: rows of `resumed_from` that are answered again
+    repair: Mapping[str, Any] | None = None  # which rows of `resumed_from` are answered again; keys: rows, max_tokens
     rows_copied: int = 0  # number of copied rows, which `usage` and `cost` exclude
     truncated: Mapping[str, int] | None = None  # numbers of answers cut by the limits of their rows; set at the end
 
@@ -125,16 +125,17 @@ class Pipeline(Record):
     answers: str = "model"  # or `file`: the rows of prompts_file have answers that were made elsewhere
     held_out_file: str | None = None
     held_out_duplicates: int = 0  # rows of held_out_file that are left out, because they are training prompts
-    contamination: Mapping[str, Any] | None = None  # training prompts like held-out ones: exact, near, num_dropped
+    # training prompts that resemble held-out prompts; keys: exact, near, num_dropped
+    contamination: Mapping[str, Any] | None = None
     sensitive: Mapping[str, Any] | None = None  # secrets and personal data, by file
     batch_id: str | None = None
     speculator_id: str | None = None
     deployment_id: str | None = None
     quote_id: str | None = None
-    paused: Mapping[str, Any] | None = None  # why the endpoint waits or is stopped: the cap of the quote is reached
+    paused: Mapping[str, Any] | None = None  # set while the cap of the quote stops the endpoint
     engine: Mapping[str, Any] | None = None  # options of the engine
-    hardware: str | None = None  # the device that was asked for; None: any
-    cost: Mapping[str, Any] | None = None  # cost so far
+    hardware: str | None = None  # the requested device; None: any device
+    cost: Mapping[str, Any] | None = None  # cost so far; keys: value, currency
     report: Mapping[str, Any] | None = None  # report of the evaluation; the entry `definitions` explains every figure
     error_code: str | None = None
     error_message: str | None = None
@@ -169,7 +170,7 @@ class Speculator(Record):
     version: int
     kind: str
     model: str
-    base_speculator_id: str | None = None  # the base speculator that this row stands for
+    base_speculator_id: str | None = None  # set if this object represents a base speculator
     status: str  # training, ready, failed
     target_revision: str  # hash of the weights for which the speculator was trained; it works only with these weights
     training: Mapping[str, Any]
@@ -188,7 +189,7 @@ class Capture(Record):
     redact_patterns: Sequence[str] = ()  # regular expressions whose matches are replaced
     num_requests: int
     oldest_at: int | None = None
-    stopped: Mapping[str, str] | None = None  # code, message: why no further requests are stored
+    stopped: Mapping[str, str] | None = None  # why no further requests are stored; keys: code, message
     created_at: int
 
 
@@ -201,13 +202,13 @@ class Evaluation(Record):
     model: str
     status: str  # queued, running, paused, succeeded, failed, cancelled
     prompts_file: str | None = None
-    contamination: Mapping[str, Any] | None = None  # prompts on which the speculator was trained: exact, near
+    contamination: Mapping[str, Any] | None = None  # prompts on which the speculator was trained; keys: exact, near
     concurrencies: Sequence[int]
     max_tokens: int | None = None
     repeats: int = 1
     price_per_gpu_hour: float | None = None  # USD
     engine: Mapping[str, Any] | None = None  # options of the engine
-    hardware: str | None = None  # the device that was asked for; None: any
+    hardware: str | None = None  # the requested device; None: any device
     compare_with: Sequence[str] = ()  # further arms; the report then has `arms` and `pairs`
     job_id: str
     progress: Progress | None = None
@@ -216,7 +217,7 @@ class Evaluation(Record):
     report: Mapping[str, Any] | None = None  # the entry `definitions` explains every figure
     error_code: str | None = None
     error_message: str | None = None
-    cost: Mapping[str, Any] | None = None  # value, currency: the cost so far
+    cost: Mapping[str, Any] | None = None  # cost so far; keys: value, currency
     created_at: int
     finished_at: int | None = None
 
@@ -246,17 +247,17 @@ class Deployment(Record):
     desired_state: str  # running, stopped
     state: str  # provisioning, ready, sleeping, degraded, stopping, stopped, failed
     speculator_id: str | None = None
-    adapters: Sequence[Mapping[str, str]] = ()  # id, name, model: the value of `model` in requests
+    adapters: Sequence[Mapping[str, str]] = ()  # keys: id, name, model (the value of `model` in requests)
     remember_answers: bool = True  # whether the engine may draft copies of a project's past answers
     engine: Mapping[str, Any] | None = None  # options of the engine, such as weights and max_concurrency
-    hardware: str | None = None  # the device that was asked for; None: any
+    hardware: str | None = None  # the requested device; None: any device
     replicas: int = 1  # how many engine processes should answer the requests
     ready_replicas: int = 0
     scaling: Mapping[str, Any] | None = None  # when engines sleep, and how replicas follow traffic
-    acceptance: Mapping[str, Any] | None = None  # state (learning, watching, dropped), reference, current
+    acceptance: Mapping[str, Any] | None = None  # keys: state (learning, watching or dropped), reference, current
     error_code: str | None = None
     error_message: str | None = None
-    blocked: Mapping[str, Any] | None = None  # code, message: why a replica waits for a device
+    blocked: Mapping[str, Any] | None = None  # why a replica waits for a device; keys: code, message
     created_at: int
     healthy_at: int | None = None
 
@@ -346,7 +347,7 @@ class WebhookDelivery(Record):
     object_id: str
     status: str  # pending, succeeded, failed
     attempt: int
-    history: Sequence[Mapping[str, Any]]  # at, status_code, error, milliseconds
+    history: Sequence[Mapping[str, Any]]  # keys: at, status_code, error, milliseconds
     next_attempt_at: int | None = None
     created_at: int
     finished_at: int | None = None
@@ -360,7 +361,7 @@ class Usage(Record):
     input_cached_tokens: int
     output_tokens: int
     num_model_requests: int
-    cost: Mapping[str, Any]  # value, currency
+    cost: Mapping[str, Any]  # keys: value, currency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,8 +381,8 @@ class Completion(Record):
     model: str
     choices: Sequence[Mapping[str, Any]]
     usage: Mapping[str, Any] | None = None
-    metrics: Mapping[str, Any] | None = None  # speculative_decoding: numbers of drafted and accepted tokens
-    limits: Mapping[str, Any] | None = None  # max_tokens, and set_by: what set max_tokens if the request did not
+    metrics: Mapping[str, Any] | None = None  # keys: speculative_decoding (numbers of drafted and accepted tokens)
+    limits: Mapping[str, Any] | None = None  # keys: max_tokens, set_by (what set max_tokens if the request did not)
 
     @property
     def text(self) -> str:

@@ -19,7 +19,7 @@ def wait_for(
     timeout_seconds: float | None,
     on_progress: Callable[[_Object], Any] | None,
 ) -> Steps[_Object]:
-    """Returns the first final object.
+    """Retrieves an object repeatedly until it is final, and returns it.
 
     Args: on_progress: gets every retrieved object, including the last. None: a terminal or a notebook shows a bar.
     Raises: WaitTimeout: `timeout_seconds` have passed.

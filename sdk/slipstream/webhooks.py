@@ -13,7 +13,7 @@ from slipstream.types import Event, WebhookDelivery, WebhookEndpoint
 
 
 def verify(body: bytes | str, headers: Mapping[str, str], secret: str) -> Event:
-    """Return the event of a delivery. Deliveries of the same event have the same event id, also in `webhook-id`.
+    """Return the event of a delivery. All deliveries of an event have the same event id, also in their `webhook-id`.
 
     Args: body: the raw body, not parsed and serialized again.
     Raises: WebhookError: the signature is wrong or older than five minutes, or the body is not an event.

@@ -43,7 +43,7 @@ def sample(arm: str, number: int, speed: float, *, batch_size: int = 1, own_plai
 def claim(at_least: float, *, each: bool = False) -> Claim:
     """Returns the claim that n-gram or suffix decoding reaches `at_least` times the speed of plain decoding.
 
-    With `each`, both must reach the speed; otherwise, the faster one is enough.
+    With `each`, both methods must reach this speed; otherwise, it is enough if the faster one does.
     """
     arms = ("slipstream ngram", "slipstream suffix")
     return Claim(text="faster", batch_size=1, at_least=at_least, arms=arms, over=("slipstream plain",), each=each)

@@ -23,7 +23,8 @@ QUIET = Address(port=1, token="quiet")
 
 
 class Server:
-    """A fake server. It answers requests to the paths in `held` when `release` is called, and all others at once."""
+    """A fake server. It answers requests to the paths in `held` when `release` is called, and all other requests at
+    once."""
 
     def __init__(self, *, held: Collection[str] = (), num_refused: int = 0) -> None:
         self.paths: list[str] = []  # paths of all requests

@@ -31,7 +31,7 @@ TEMPLATE = (
 @dataclass(frozen=True, slots=True)
 class Outcome:
     error: str | None  # the traceback of a failed check
-    value: Any  # what the check returned, as JSON
+    value: Any  # the check's return value, as JSON
 
 
 @pytest.fixture(scope="session")

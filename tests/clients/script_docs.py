@@ -1,5 +1,5 @@
-"""Reads from the scripts' syntax trees what each script checks. The scripts cannot be imported here, because their
-packages are installed only in the clients' environments."""
+"""Reads the checks of each script from its syntax tree. The scripts cannot be imported here, because their packages are
+installed only in the clients' environments."""
 
 import ast
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Plain functions that make one row each, with defaults for all values that do not matter to a test."""
+"""Plain functions that make one database row each, with defaults for all values that do not matter to a test."""
 
 import io
 import itertools
@@ -52,7 +52,7 @@ def make_file(
 
 
 def make_base_model(name: str | None = None, organization: Organization | None = None) -> BaseModel:
-    """Makes only the row; `tests.tiny_model` writes a folder with weights."""
+    """Makes only the database row; `tests.tiny_model` writes a folder with weights."""
     return BaseModel.objects.create(
         name=name or f"model-{next(_number)}",
         organization=organization,
@@ -70,12 +70,12 @@ def add_usage(caller: Caller, **values: Any) -> int:
 
 
 def make_job(organization: Organization | None = None, *, kind: str = Job.Kind.TRAINING, **values: Any) -> Job:
-    """Makes only the row, without the event that `job_submit` writes."""
+    """Makes only the database row, without the event that `job_submit` writes."""
     return Job.objects.create(organization=organization or make_organization(), kind=kind, **values)
 
 
 def chat_row(custom_id: str = "row-1", *, content: str = "2+2?", model: str = "", **body: Any) -> dict[str, Any]:
-    """One row of a batch input file."""
+    """Returns one row of a batch input file."""
     return {
         "custom_id": custom_id,
         "method": "POST",

@@ -3,8 +3,8 @@
     python -m tests.control.record_examples [--model FOLDER] [PATHS OF TESTS]
 
 The command runs the tests. For each operation, it keeps one request with its successful response, and every error code
-that the operation returned. With `--model`, the responses of the gateway's operations, and the errors that the gateway
-passes on, come from the engine's server; add `tests/control/serving/gateway` for the errors of the gateway itself.
+that the operation returned. With `--model`, the engine's server provides the responses of the gateway's operations and
+the errors that the gateway passes on. Add the tests in `tests/control/serving/gateway` for the gateway's own errors.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Recorder:
         self._record_refusals_of_gateway()
 
     def _record_refusals_of_gateway(self) -> None:
-        """Makes the gateway report its refusals. They do not depend on the route, except that some routes are free."""
+        """Makes the gateway report its refusals. Any route may return them, but a free route has no spend cap."""
         from control.operations.openapi.gateway import OPERATIONS
         from control.serving.gateway.wire import WIRES, Wire
 
@@ -68,7 +68,7 @@ class Recorder:
         Wire.error_body = recording  # type: ignore[assignment,method-assign]
 
     def add_error(self, operation: str, status: int, code: str) -> None:
-        """Ignores crashes, which tests provoke, and requests with another method than that of the operation."""
+        """Adds an error of the operation. Ignores crashes, which tests provoke, and the error for a wrong method."""
         if status not in (405, 500):
             self.errors[operation].add((status, code))
 
@@ -149,7 +149,7 @@ def record_engine(model: Path, recorder: Recorder) -> None:
 
 
 def _bodies_to_refuse(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns variants of a body. Most of them are invalid, but not for every route."""
+    """Returns variants of a body. A route accepts some of them and refuses the others."""
     long = "word " * 10_000
     texts = {"messages": [{"role": "user", "content": long}], "prompt": long, "input": long}
     grammar = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}

@@ -22,8 +22,8 @@ class Route:
     methods: tuple[str, ...]
 
     def kind_of(self, parameter: str) -> str:
-        """Returns the name in `World.id_of`: `fine_tuning_job_id` for a `job_id` of fine tuning, `looped_deployment_id`
-        for a deployment that must have a loop, else `parameter`."""
+        """Returns the parameter's name in `World.id_of`: `fine_tuning_job_id` for a `job_id` of fine tuning,
+        `looped_deployment_id` for a deployment that must have a loop, else `parameter`."""
         if self.path.startswith("/v1/fine_tuning/"):
             return f"fine_tuning_{parameter}"
         return f"looped_{parameter}" if self.path.endswith("/loop") else parameter

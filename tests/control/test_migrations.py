@@ -16,7 +16,7 @@ from django.db.migrations.loader import MigrationLoader
 SAFE = {
     "batches.0002_count_unanswered_rows add": "there was no earlier release",
     "idempotency.0003_belong_to_projects constraint idempotency_key_of_organization": (
-        "it is the constraint that the previous release has, for rows of no project"
+        "for rows without a project, it is the constraint of the previous release"
     ),
     "idempotency.0003_belong_to_projects constraint idempotency_key_of_project": (
         "the previous release writes no project"
@@ -24,7 +24,7 @@ SAFE = {
     "catalog.0009_base_speculators constraint base_speculator_once": "the previous release does not know the table",
     "datasets.0005_name_datasets constraint dataset_version_once": "the previous release writes no name",
     "rollouts.0004_sequential_tests constraint rollout_one_active": (
-        "it is the constraint of the previous release, and one more status, which that never sets"
+        "it is the constraint of the previous release with one more status, which that release never sets"
     ),
     "accounts.0004_require_member_ids alter public_id": "0003 has filled it, and the application sets it for new rows",
 }

@@ -23,7 +23,7 @@ class World:
     """The example objects of an organization or project. Each attribute is created when it is first accessed.
 
     Args:
-        own_project: the project to which the objects belong; None: they belong to no project.
+        own_project: the project to which the objects belong, or None if they belong to no project.
         objects: attributes to use instead of the examples.
     """
 

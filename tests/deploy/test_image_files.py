@@ -28,7 +28,7 @@ every_image = pytest.mark.parametrize("image", list(REQUIREMENTS))
 
 
 def copied_sources(image: str) -> list[str]:
-    """Returns the files and folders that the image's stages copy from the project, also the stages that only build."""
+    """Returns the files and folders that the image's stages copy from the project, including stages that only build."""
     copies = [rest.split() for word, rest in steps_of(FOLDER / f"{image}.Dockerfile") if word == "COPY"]
     return [source for words in copies if not words[0].startswith("--") for source in words[:-1]]
 
@@ -44,7 +44,7 @@ def files_of(image: str) -> list[SourceFile]:
 
 
 def imported_by(files: list[SourceFile]) -> dict[str, str]:
-    """Returns each module that a file imports, also within a function, with the path of one such file."""
+    """Returns each module that a file imports, even within a function, with the path of one such file."""
     found = dict[str, str]()
     for file in files:
         for node in ast.walk(file.tree):

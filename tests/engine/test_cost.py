@@ -1,4 +1,4 @@
-"""`CostModel` learns from observed passes how long a pass takes, and `DraftBudget` uses it at every length of context.
+"""`CostModel` learns from observed passes how long a pass takes, and `DraftBudget` uses these times.
 
 The passes are simulated: their times come from a formula, or from a seeded generator that imitates a busy machine.
 """

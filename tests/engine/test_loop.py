@@ -75,7 +75,7 @@ def test_a_finished_or_cancelled_request_frees_all_its_slots(model: Model) -> No
 
 
 def test_requests_that_do_not_fit_into_the_cache_wait(model: Model) -> None:
-    cache_bytes = 40 * 2 * 2 * 2 * 16 * 4  # 40 slots of two layers, two KV heads of 16, float32
+    cache_bytes = 40 * 2 * 2 * 2 * 16 * 4  # 40 slots: two layers, keys and values, two KV heads of 16 float32 numbers
     engine = Engine(model, NoDrafter(), EngineConfig(max_batch_size=8, kv_cache_bytes=cache_bytes))
     completions = generate(engine, [make_request(f"r{index}") for index in range(6)])
     assert [len(c.token_ids) for c in completions] == [12] * 6

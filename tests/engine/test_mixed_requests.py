@@ -1,4 +1,4 @@
-"""A request gets the same answer alone without a drafter as in any mixture of requests with any drafter.
+"""In any mixture of requests, with any drafter, a request gets the answer that it gets alone without a drafter.
 
 The mixtures combine response formats, tools, stop strings, log-probabilities, penalties and logit biases. Two answers
 are the same if their tokens, finish reasons and log-probabilities are equal.

@@ -98,7 +98,7 @@ def test_tokens_of_a_requests_own_prompt_are_drafted_and_answers_stay_equal(
     assert answers == plain
     vocab = set(VOCAB.tolist())
     for request in requests:
-        assert drafted[request.request_id] <= vocab | set(request.prompt_token_ids)  # not of other prompts
+        assert drafted[request.request_id] <= vocab | set(request.prompt_token_ids)  # no tokens of other prompts
     assert sum(len(drafted[r.request_id] - vocab) for r in requests) > len(requests)
 
 

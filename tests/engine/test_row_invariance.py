@@ -33,7 +33,7 @@ def _depends_on_row_count(
 
 @pytest.fixture
 def count_tests(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Returns the list of models for which the test ran, because no success was stored."""
+    """Returns a list to which each run of the test adds its model. The test does not run if a success is stored."""
     tested: list[object] = []
     find_fault = engine.row_invariance.find_fault
 

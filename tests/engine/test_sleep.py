@@ -73,7 +73,7 @@ def test_each_drafter_drafts_the_same_after_sleep(tmp_path: Path) -> None:
         after = generate(engine, requests)
 
         assert answers_only(after) == answers_only(plain), drafter.name
-        if drafter.name in ("medusa", "draft_model", "block", "mtp"):  # the drafts of these depend only on weights
+        if drafter.name in ("medusa", "draft_model", "block", "mtp"):  # their drafts depend only on weights
             assert [c.speculation for c in after] == [c.speculation for c in before], drafter.name
 
 

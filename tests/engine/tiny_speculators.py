@@ -93,7 +93,7 @@ def make_memoryless(model: Decoder) -> None:
 
 
 def next_token_logits(model: Decoder) -> torch.Tensor:
-    """Returns logits [V, V] float32 of a target after `make_memoryless`; V vocabulary. Row v: logits after token v."""
+    """Returns the float32 logits [V, V] of a target after `make_memoryless`. Row v has the logits after token v."""
     embedding = model.weights.embedding.float()
     norm = model.weights.final_norm
     hidden = embedding * torch.rsqrt(embedding.pow(2).mean(-1, keepdim=True) + model.config.norm_eps) * norm

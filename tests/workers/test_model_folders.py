@@ -1,4 +1,4 @@
-"""Configurations that make a loader import code are found, and quantizations that the engine cannot read."""
+"""Configurations that make a loader import code, and quantizations that the engine cannot read, are found."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Packs a folder into a zip file, and unpacks an uploaded one. Packing does not compress, as weights hardly shrink."""
+"""Packs a folder into a zip file, and unpacks an uploaded one. Packing does not compress: weights hardly shrink."""
 
 import lzma
 import shutil
@@ -21,7 +21,7 @@ _ARCHIVE_ERRORS = (
 def pack(folder: Path, archive: Path) -> None:
     """Packs the files of a folder and of its subfolders.
 
-    Equal files give equal archives, since entries are sorted and have no timestamps.
+    Entries are sorted and have no timestamps, so equal files give equal archives.
     """
     with zipfile.ZipFile(archive, "x", zipfile.ZIP_STORED) as out:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -31,8 +31,8 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path, *, limit_bytes: int) -> None:
-    """Unpacks the archive's files into an existing folder. If all files are in one folder of the archive, its name is
-    dropped.
+    """Unpacks the archive's files into an existing folder. If all files are in one folder of the archive, the
+    name of this folder is dropped.
 
     Raises: ExchangeError: the file is no zip archive, a file name is not allowed, or there are too many files or bytes.
     """

@@ -122,4 +122,4 @@ def _kind_of(config: Mapping[str, Any], *, has_adapter: bool) -> tuple[str, Arti
             is_match = kind.matches(config, has_adapter=has_adapter)
         if is_match:
             return name, kind
-    raise invalid("config.json is not that of a supported kind of speculator")
+    raise invalid("config.json does not belong to a speculator of a supported kind")

@@ -53,7 +53,7 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
 
 
 def default_taps(num_layers: int) -> list[int]:
-    """Returns the same as engine.drafters.eagle3_config.default_taps, which this package must not import."""
+    """Returns the taps of engine.drafters.eagle3_config.default_taps, which this package must not import."""
     return [min(2, num_layers), num_layers // 2, max(0, num_layers - 3)]
 
 

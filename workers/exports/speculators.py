@@ -29,7 +29,7 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
     layer = _DEFAULTS | section(artifact.config, "transformer_layer_config")
     config = artifact.config | {"speculators_version": "0.9.0", "transformer_layer_config": layer}
     config["speculators_config"] = section(config, "speculators_config") | {"verifier": target.verifier}
-    config.pop("prompt_tokens", None)  # other engines draft only the stored vocabulary
+    config.pop("prompt_tokens", None)  # other engines cannot draft tokens of the prompt outside the stored vocabulary
     if artifact.kind == "block":
         # If the layer's configuration has no `is_causal`, vLLM applies this key to all layers, even without a window.
         config["sliding_window_non_causal"] = not layer.get("is_causal", False)

@@ -39,4 +39,4 @@ class BlockHyperparameters:
         require_range(self, 0.01, 1e6, "decay")
         require_range(self, 0.0, 100.0, "confidence_weight")
         if self.block_size == 1 and not self.sample_from_anchor:
-            raise HyperparameterError("block_size", "block_size must be at least 2 unless sample_from_anchor, got 1")
+            raise HyperparameterError("block_size", "block_size must be at least 2 without sample_from_anchor, got 1")

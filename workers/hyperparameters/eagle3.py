@@ -12,8 +12,8 @@ class Eagle3Hyperparameters:
     intermediate_size: int = 0  # size of the layer's MLP; 0: as in the target
     draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill` in loop.py
     prompt_tokens: bool = True  # on CPUs, draft also the tokens of a request's prompt; see benchmarks/results/training
-    fc_norm: bool = True  # normalize each hidden state that is read, since magnitudes differ between layers
-    norm_output: bool = True  # pass the normalized output to the next depth: depths beyond `steps` stay stable
+    fc_norm: bool = True  # normalize each hidden state that is read, because magnitudes differ between layers
+    norm_output: bool = True  # pass the normalized output to the next depth, which keeps depths beyond `steps` stable
     soft_target_weight: float = 0.5  # weight of the target's distribution in the loss; the rest is for the label
     step_decay: float = 0.9  # the loss of step s has weight step_decay ** s
     # The default batch_rows is small: for the same training time, many small steps learn more than a few large ones.

@@ -46,7 +46,7 @@ def check_types(values: Mapping[str, Any], *records: type) -> None:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Tells whether a value has the annotated type. Integers are accepted as floats, as JSON can write 1.0 as 1."""
+    """Tells whether a value has the given type. Integers are accepted as floats, because JSON may write 1.0 as 1."""
     allowed = {
         int: (int,),
         float: (int, float),

@@ -12,7 +12,7 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 class LoopParameters:
     epochs: int = 8
     max_steps: int | None = None  # training ends after this many steps even if epochs remain
-    # Training ends after this time. The learning rate then depends on the clock, so no two runs are equal.
+    # Training ends after this time. The learning rate then depends on the elapsed time, so no two runs are equal.
     max_seconds: float | None = None
     batch_rows: int = 4  # number of conversations in a batch, or of answer tokens for medusa
     accumulate: int = 1  # batches that make up a step

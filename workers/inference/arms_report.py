@@ -73,7 +73,7 @@ def _figures(arm: ArmTotals) -> dict[str, Any]:
 
 
 def _percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Returns the percentiles, linearly interpolated; None: there are no values."""
+    """Returns linearly interpolated percentiles, or None if there are no values."""
     if not seconds:
         return None
     return {f"p{q}": round(float(np.percentile(seconds, q)), 6) for q in _PERCENTILES}

@@ -148,7 +148,7 @@ def measurement_of(concurrency: int, totals: Mapping[str, ArmTotals]) -> Measure
 def _turns(
     names: Sequence[str], rows: Sequence[RowRequest], concurrency: int, *, repeat: int
 ) -> Iterator[tuple[str, Sequence[RowRequest]]]:
-    """Yields (arm, chunk) for all arms of every chunk. Every second chunk has the reverse order of the one before."""
+    """Yields (arm, chunk) for all arms of every chunk. Every second chunk reverses the order of the previous chunk."""
     size = max(_MIN_CHUNK, _CHUNK_PER_CONCURRENCY * concurrency)
     for number, start in enumerate(range(0, len(rows), size)):
         first, is_reversed = divmod(number + repeat, 2)

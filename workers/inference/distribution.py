@@ -27,7 +27,7 @@ from workers.inference.rows import RowRequest
 
 NUM_PROMPTS, NUM_SAMPLES, NUM_TOKENS = 2, 100, 3
 TEMPERATURE = 1.0
-_LEAST_COUNT = 10  # tokens that occur less often in both arms together are rare; from 10 on, 5 are expected per arm
+_LEAST_COUNT = 10  # rare tokens occur less often in both arms together; 10 gives an expected count of 5 per arm
 _NUM_GROUPS = 8  # groups of rare tokens
 
 
@@ -62,7 +62,7 @@ def homogeneity(first: Counter[int], second: Counter[int]) -> float | None:
     """Returns the p-value of the hypothesis that both counts of tokens are samples from one distribution.
 
     Rare tokens are combined into groups by their id modulo 8. Groups that are still rare are left out.
-    None: fewer than two categories remain, so that no difference could be found.
+    Returns None if fewer than two categories remain, because there is then nothing to compare.
     """
     together = first + second
     table: dict[int, list[int]] = {}  # by token; groups have negative numbers

@@ -1,8 +1,8 @@
-"""Evaluation of a speculator: answers held-out prompts with and without it, compares tokens and measures time.
+"""Evaluates a speculator: answers held-out prompts with and without it, compares the tokens and measures the time.
 
 The first baseline is the same engine with the same weights and concurrency but no drafter, which is the fastest plain
 decoding that the engine offers. The second baseline is the engine with suffix decoding alone, which is what a customer
-has without any training. Further drafters, with which the speculator is compared, answer in turns with these three
+has without any training. Further drafters, with which the speculator is compared, take turns with these three
 arms. The answers of every run are compared token by token with those of the first plain run.
 """
 
@@ -161,8 +161,11 @@ def load_arms(spec: EvaluationSpec) -> Arms:
 def _answers_without_adapter(
     spec: EvaluationSpec, arms: Arms, rows: Sequence[RowRequest], tokenizer: Tokenizer
 ) -> dict[int, tuple[int, ...]] | None:
-    """Returns the named model's answers without the speculator's adapter, by row. None: the speculator has no adapter,
-    so the plain arm's answers are these answers. An adapter that the spec names belongs to the model."""
+    """Returns the named model's answers without the speculator's adapter, by row.
+
+    Returns None if the speculator has no adapter, because the plain arm then gives these answers. The adapter in
+    `spec.adapter_dir` counts as part of the named model.
+    """
     adapters = arms.plain.adapters
     if spec.adapter_dir is not None:
         return None

@@ -20,8 +20,8 @@ from workers.inference.report import tokens_by_row
 from workers.inference.rows import RowRequest
 from workers.kinds import MODEL_AND_ADAPTER
 
-# EQUAL_WITH_ADAPTER: the answers equal those of the model with the speculator's own adapter, but not those of the
-# model without it.
+# EQUAL_WITH_ADAPTER: the answers equal the answers of the model with the speculator's own adapter. Some of them differ
+# from the answers of the model without this adapter.
 EQUAL, EQUAL_WITH_ADAPTER, DIFFERENT = "equal", "equal_with_adapter", "different"
 
 

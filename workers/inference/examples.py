@@ -19,8 +19,9 @@ MAX_CHARACTERS = 400  # of a prompt, or of a run of tokens
 def examples_of(answers: Iterable[RowAnswer], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Returns up to three answers: those with the lowest, the middle and the highest acceptance length.
 
-    An example has `custom_id`, the `prompt` (the last message), `acceptance_length`, `parts` and `is_cut`. The texts of
-    the parts, joined, are the beginning of the answer; all tokens of a part are `accepted` draft tokens, or none is.
+    An example has `custom_id`, the `prompt` (the last message), `acceptance_length`, `parts` and `is_cut`. The joined
+    texts of the parts are the beginning of the answer. In a part, either all tokens or no tokens are `accepted` draft
+    tokens.
     """
     first: dict[int, RowAnswer] = {}
     for answer in answers:

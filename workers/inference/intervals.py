@@ -1,10 +1,11 @@
 """Confidence intervals by the bootstrap over prompts.
 
 Prompts are the independent samples, because the passes of one answer are alike. Whole prompts are therefore drawn with
-replacement. Each draw gives a ratio of sums over the drawn prompts, in the way that the reported figure is a ratio of
-sums over all prompts. The bounds of the interval are percentiles of these ratios.
+replacement. The reported figure is a ratio of sums over all prompts, and each draw gives the ratio of the same sums
+over the drawn prompts. The bounds of the interval are percentiles of these ratios.
 
-Two arms are compared on the same draws, because both have answered the same prompts: a long answer takes long in both.
+Two arms are compared on the same draws, because their times depend on the same prompts: a long answer takes long in
+both arms.
 
 Source: the percentile interval, Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
 """
@@ -30,7 +31,9 @@ class Run:
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the bounds of the 95 % interval for sum(numerators) / sum(denominators); None: fewer than two prompts.
+    """Returns the bounds of the 95 % interval for sum(numerators) / sum(denominators).
+
+    Returns None if there are fewer than two prompts.
 
     Args: numerators, denominators: one number per prompt; denominators are above 0.
     """
@@ -40,9 +43,10 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
 
 
 def drawn_speeds(runs: Sequence[Run]) -> NDArray[np.float64] | None:
-    """Returns the speed of an arm in tokens per second for each draw: the median over its runs, as it is reported.
+    """Returns the speed of an arm in tokens per second for each draw: the median over the arm's runs, like the
+    reported speed.
 
-    None: fewer than two prompts.
+    Returns None if there are fewer than two prompts.
     """
     if len(runs[0].tokens) < 2:
         return None

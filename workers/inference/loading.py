@@ -1,4 +1,4 @@
-"""Loads what a job names, and turns errors in loading into user errors, which are never retried."""
+"""Loads the models and adapters that a job names. Loading errors become user errors, which are never retried."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ def read_adapter(model: Model, folder: str) -> LoraAdapter:
 
 
 def use_adapter(engine: Engine, folder: str | None) -> None:
-    """Makes requests use the adapter unless they name another one. Does nothing without a folder.
+    """Makes the adapter the default of requests that name no other adapter. Does nothing if `folder` is None.
 
     Raises: UserConfigError: as `read_adapter`, or the engine's speculator has an adapter of its own.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 LONGEST_PERIOD = 32
-MIN_REPEATS = 4  # occurrences of the repeated run, including the first
+MIN_REPEATS = 4  # number of occurrences of the repeated tokens, including the first occurrence
 MIN_TOKENS = 24  # length of all occurrences together; shorter loops ("0000", a row of dashes) occur in good answers
 
 

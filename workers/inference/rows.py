@@ -31,7 +31,7 @@ class InputRow:
     custom_id: str
     url: str
     body: Mapping[str, Any]
-    attempts: int = 1  # this answer and those that earlier batches have given to the row
+    attempts: int = 1  # number of batches that have run the row, including this batch
 
     @property
     def response_prefix(self) -> str:
@@ -114,9 +114,8 @@ def prepare_row(
 
     Args:
         grammars: the grammar compiler of the engine that will answer.
-        seed_key: the job id. The seed of a body without `seed` is derived from the job id and the row's number, so that
-        a
-            second attempt gives the same answer.
+        seed_key: the job id. The seed of a body without `seed` is derived from the job id and the row's number, so
+            that a second attempt gives the same answer.
         max_tokens: an upper limit for the row's own max_tokens.
     """
     parse = {_CHAT_URL: parse_chat, _COMPLETION_URL: parse_completion}.get(row.url)
@@ -184,7 +183,7 @@ class RowAnswer:
 
     @property
     def cut(self) -> dict[str, Any] | None:
-        """Where the length limit of the row cut a complete answer (see `BatchSpec`); None: the answer ended before the
+        """Returns where the row's length limit cut the answer (see `BatchSpec`), or None if the answer ended before the
         limit."""
         limit, thinking = self.request.length_limit, self.request.request.sampling.thinking
         if self.num_tokens < limit or (self.num_tokens == limit and self.finish_reason is not FinishReason.LENGTH):
@@ -237,7 +236,7 @@ class RowAnswer:
 def output_row(*, row_id: str, row: InputRow, status: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:
     """Returns OpenAI's batch output row, with `attempts` in addition.
 
-    For a refused row, `status` and `body` are those of the error response.
+    For a refused row, `status` and `body` belong to the error response.
     """
     return {
         "id": row_id,

@@ -28,7 +28,7 @@ class Segment:
     drafted: int = 0
     accepted: int = 0
     tokens: int = 0
-    # number of tokens of passes with a single sequence: only the time of such passes belongs to a single answer
+    # tokens of passes with a single sequence. Only the time of these passes can be attributed to one answer.
     timed_tokens: int = 0
     seconds: float = 0.0  # duration of the passes with a single sequence
 

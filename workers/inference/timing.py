@@ -19,7 +19,7 @@ class AnswerTiming:
 
     request_seconds: float = 0.0  # from the request to the last token
     first_token_seconds: float | None = None  # from the request to the first token
-    # for each later token, the time since the previous step; the tokens of one step share its time
+    # One number per later token: the time since the answer's previous step, divided by the tokens of this step.
     token_seconds: list[float] = field(default_factory=list)
     share_seconds: float = 0.0  # the answer's share of the arm's time
 

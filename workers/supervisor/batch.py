@@ -163,7 +163,7 @@ def _observe(event: ShardDone) -> None:
 def _spec(attempt: Attempt, batch: Batch, rows_path: Path, shards: Sequence[JobShard]) -> BatchSpec:
     params, options = attempt.job.params, EngineOptions.model_validate(batch.engine or {})
     base_model = batch.base_model
-    assert base_model is not None, "validation settles the model"
+    assert base_model is not None, "validation has set the model"
     return BatchSpec(
         job_id=attempt.job.pk,
         model_dir=model_dir(base_model),

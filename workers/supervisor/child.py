@@ -43,7 +43,7 @@ class ChildProcess:
         log_ids: fields that are added to every line of the child's log.
         user: the user of the child; None: the user of this process.
         uses: file descriptors that the child inherits.
-        visible_devices: the child's CUDA_VISIBLE_DEVICES; None: that of this process.
+        visible_devices: the child's CUDA_VISIBLE_DEVICES; None: the value of this process.
         """
         devices = {} if visible_devices is None else {"CUDA_VISIBLE_DEVICES": visible_devices}
         spec_path = folder / "spec.json"

@@ -1,4 +1,4 @@
-"""What the child processes of training and evaluation jobs produce: checkpoints and artifacts."""
+"""Handles the checkpoints and artifacts that the child processes of training and evaluation jobs write."""
 
 from pathlib import Path
 

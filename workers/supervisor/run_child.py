@@ -38,7 +38,7 @@ PROGRESS_SECONDS = 1.0  # interval between writes of progress to the database
 CANCEL_GRACE_SECONDS = 2.0
 EXIT_GRACE_SECONDS = 30.0  # time between the child's last event and its exit
 # Preempted machines, operators, and the kernel (when memory runs out) send these signals. A crash of the code ends
-# with other signals.
+# the process with other signals.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 
 

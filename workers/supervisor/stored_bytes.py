@@ -1,5 +1,5 @@
-"""Recounts the stored bytes of all organizations, because processes of older releases, which have no
-counter, do not count the bytes that they store."""
+"""Recounts the stored bytes of all organizations, because processes of older releases store bytes without counting
+them."""
 
 from control.data.files.models import File
 from control.data.uploads.models import UploadPart

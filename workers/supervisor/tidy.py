@@ -1,6 +1,6 @@
 """Deletes the objects below the storage prefix `jobs/ID` once the job has ended, except for the job's result.
 
-A killed attempt, or an attempt that has lost its lease, may store objects after `jobs_tidy` has deleted the others.
+A killed attempt, or an attempt that has lost its lease, may store objects after `jobs_tidy` has deleted the rest.
 `job_untidy` then marks the job, so that `jobs_tidy` handles it once more.
 """
 
@@ -18,7 +18,8 @@ JOBS_A_ROUND = 20
 def jobs_tidy() -> int:
     """Deletes the objects of up to `JOBS_A_ROUND` ended jobs, and returns the number of these jobs.
 
-    The job's row is changed after its objects are deleted, so a crash between the two steps only repeats the deletion.
+    The job's database row is changed after its objects are deleted, so a crash between the two steps only repeats the
+    deletion.
     """
     untidy = Job.objects.filter(has_stored_work=True, finished_at__isnull=False)
     jobs = list(untidy.order_by("finished_at")[:JOBS_A_ROUND])
@@ -56,8 +57,7 @@ def _delete_all_but_adapters(job: Job) -> None:
 
 
 def _result_prefix(job: Job) -> str:
-    """Returns the storage prefix of the job's result, to which a speculator or an evaluation refers; "" if none
-    does."""
+    """Returns the storage prefix of the job's result if a speculator or an evaluation refers to it, otherwise ""."""
     match job.kind:
         case Job.Kind.TRAINING:
             speculators = Speculator.objects.filter(pk=job.params.get("speculator_id"))

@@ -24,10 +24,10 @@ from workers.supervisor.staging import (
 
 
 class TrainingHandler:
-    """Handles training jobs of speculators, and those of adapters with `fine_tuning`.
+    """Handles jobs that train speculators. Jobs that train adapters are handled by `fine_tuning`.
 
     `params` of a speculator's job: speculator_id, tokens_key, method, hyperparameters, seed, initial_speculator_id,
-    drop_cut_answers. `answers_key` instead of `tokens_key`: the answers are texts that no batch of this service made.
+    drop_cut_answers. `answers_key` replaces `tokens_key` if the answers are texts that were made outside this service.
     """
 
     def run(self, attempt: Attempt) -> Mapping[str, Any]:

@@ -47,8 +47,8 @@ class WebhookSender(threading.Thread):
         connection.close()
 
     def _wait(self) -> None:
-        """Waits for the poll interval, or until a delivery ends: the next event about the same object may then be
-        sent."""
+        """Waits for the poll interval, or until a delivery ends, because the next event about the same object may then
+        be sent."""
         if self._in_flight:
             wait([future for _, future in self._in_flight.values()], POLL_SECONDS, FIRST_COMPLETED)
         else:
@@ -66,7 +66,7 @@ class WebhookSender(threading.Thread):
                 turns.remove(turn)  # all due deliveries of the endpoint are in flight
 
     def _next(self, turns: Sequence[Turn]) -> Turn | None:
-        """Returns the endpoint whose turn is next; None if all have the maximum number in flight."""
+        """Returns the endpoint whose turn is next, or None if no endpoint may have a further delivery in flight."""
         busy = Counter[str]()
         for turn, _ in self._in_flight.values():
             busy.update((turn.organization_id, turn.endpoint_id))

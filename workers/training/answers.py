@@ -3,13 +3,13 @@
     {"custom_id", "url", "body", "answer": {"message" | "text", "finish_reason"}}      a row; blank lines are skipped
         ──> {"custom_id", "prompt_token_ids", "completion_token_ids", "finish_reason"}  see `workers.training.data`
 
-A chat is rendered twice with the model's template: as the prompt, and with the answer. What the second text has after
-the first is the answer, up to the end-of-sequence token. If the second text does not begin with the first, the model
-would never be in this state when it serves, and training on it would teach nothing: the template is said not to match.
-This happens if, for example, the template opens a reasoning trace and the answer has none.
+A chat is rendered twice with the model's template: once as the prompt alone, and once with the answer. The rest of the
+second text after the first text is the answer, up to the end-of-sequence token. If the second text does not begin with
+the first text, the row is refused, because the model never continues such a prompt when it serves. This happens if, for
+example, the template opens a reasoning trace and the answer has none.
 
-Nothing here says whether the model would have given these answers. Training is the better, the more it would have; the
-evaluation on held-out prompts measures the result.
+This module does not check whether the model would give these answers itself. The more likely the model is to give them,
+the more useful they are for training. The evaluation on held-out prompts measures the result.
 """
 
 import json
@@ -49,7 +49,7 @@ def with_tokens(spec: TrainingSpec) -> TrainingSpec:
 
 
 def tokenize_answers(answers: Path, tokens: Path, *, tokenizer: Tokenizer, max_tokens: int | None) -> None:
-    """Args: max_tokens: the model's context; None: unknown. Raises: InvalidInputError: a row cannot be used."""
+    """Args: max_tokens: the model's context, None if it is unknown. Raises: InvalidInputError: a row cannot be used."""
     with answers.open(encoding="utf-8") as rows, tokens.open("w", encoding="ascii") as target:
         for number, line in enumerate(rows, start=1):
             if line.strip():
@@ -104,5 +104,5 @@ def _chat(body: Mapping[str, Any], answer: Mapping[str, Any], tokenizer: Tokeniz
 
 
 def _text(body: Mapping[str, Any], answer: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """A completion has no template, so its end is not learned."""
+    """Returns the token ids of prompt and answer. A completion has no template, so its end is not learned."""
     return tokenizer.encode(body["prompt"]), tokenizer.encode(answer["text"], add_special_tokens=False)

@@ -98,7 +98,7 @@ def write_artifact(
 
 
 def _copy_curves(source: Path, folder: Path) -> None:
-    """Copies the trackers' folders, except those that fail to copy: a hanging tracker may still be writing them."""
+    """Copies the trackers' folders. A folder that cannot be copied, because a tracker still changes it, is left out."""
     for name in FOLDERS:
         if not (source / name).is_dir():
             continue

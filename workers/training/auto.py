@@ -39,7 +39,8 @@ from workers.training.kept_states import KeptStates
 from workers.training.speed import tokens_per_second
 
 PLAIN, SUFFIX = "none", "suffix"
-_WEIGHTS = {"medusa": 1.0, "eagle3": 3.0}  # how `max_seconds` is divided; a step of EAGLE-3 takes several times as long
+# Weights by which `max_seconds` is divided. A step of EAGLE-3 takes several times as long as a step of Medusa.
+_WEIGHTS = {"medusa": 1.0, "eagle3": 3.0}
 _MEASURING_SHARE = 0.05  # of the job's progress
 # Failures that another attempt would repeat. After any other failure, the next attempt trains the candidate again.
 _NOT_RETRIED = (FailureClass.USER_CONFIG, FailureClass.INVALID_INPUT, FailureClass.OUT_OF_MEMORY)
@@ -56,9 +57,10 @@ def run_auto_training(
     kept: KeptStates | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Finished:
-    """Returns the artifact and report of the fastest candidate. The report's `auto` has the speeds of all of them.
+    """Returns the artifact and report of the fastest candidate.
 
-    A candidate that cannot be trained is named there with its error. If there is no other, its error is raised.
+    The report's `auto` has the speed of each candidate, or its error if it could not be trained. If no candidate could
+    be trained, the error of the last candidate is raised.
     """
     failures: dict[str, Exception] = {}
     parameters = _read_parameters(spec)
@@ -188,7 +190,7 @@ class _Forward:
 
 def _steps(trained: Mapping[str, _Trained]) -> int:
     """Returns the steps of the job so far. The end of a candidate's training counts as a step, because storage names
-    checkpoints by their steps, and the last one of a candidate must not be overwritten while it is the newest."""
+    checkpoints by their steps, and a candidate's last checkpoint must not be overwritten while it is the newest."""
     return sum(each.result["steps"] + 1 for each in trained.values())
 
 
@@ -201,9 +203,9 @@ def _candidate_spec(
 ) -> TrainingSpec:
     """Returns the spec of a candidate's training.
 
-    Its share of `max_seconds` is taken of the time that the candidates before it have left.
+    The part of `max_seconds` that earlier candidates have not used is divided among the remaining candidates.
     """
-    # One split for all candidates, so that no candidate is trained on the answers that are measured.
+    # All candidates split the data in the same way, so that none is trained on the answers that are measured.
     values = {**loop_values(spec.hyperparameters), "validation_fraction": parameters.loop.validation_fraction}
     if parameters.loop.max_seconds is not None:
         left = parameters.loop.max_seconds - sum(each.result["elapsed_seconds"] for each in trained.values())
@@ -228,7 +230,7 @@ def _speeds(spec: TrainingSpec, parameters: AutoHyperparameters, trained: Mappin
     folders = {_drafter(spec, kind): each.folder for kind, each in trained.items()}
     _return_memory()
     with loading_failures():
-        config = fit(  # before anything is loaded, because it counts what is free
+        config = fit(  # before anything is loaded, because it reads the free memory
             EngineConfig(max_batch_size=parameters.measured_concurrency, device=spec.device),
             model_dir,
             further_speculator_dirs=folders.values(),

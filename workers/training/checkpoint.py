@@ -26,7 +26,7 @@ from torch import Tensor
 
 _PREFIX = "checkpoint-"
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
-_NUM_RETAINED = 2  # the older one is for the case that the newest is damaged, or that the supervisor still reads it
+_NUM_RETAINED = 2  # the older one is used if the newest is damaged; the supervisor may also still read it
 
 logger = logging.getLogger(__name__)
 

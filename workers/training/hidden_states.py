@@ -62,7 +62,7 @@ def compute_hidden_rows(
     Args:
         file: stores the rows, and is mapped into memory. None: the rows are stored in memory only.
         on_done: called after each conversation with the number of conversations processed so far.
-        kept: hidden states of earlier runs, which are not computed again. The new hidden states are added to it.
+        kept: stores the hidden states of earlier runs, which are not computed again, and of this run.
         processes: each process runs the target over some of the conversations, and receives the rows of the others.
     """
     lengths = [len(c.completion_token_ids) for c in conversations]
@@ -90,7 +90,7 @@ def compute_hidden_rows(
 class TapRows:
     """The taps at all positions of C conversations, and the final hidden states from which answers were sampled.
 
-    A conversation of P + N tokens has P + N - 1 positions, since the last token is not an input.
+    A conversation of P + N tokens has P + N - 1 positions, because the last token is not an input.
 
     taps: [R, T, H] in the model's dtype. If no tap layers were requested, T is 1 and the tap is the final hidden state.
     tokens: [R] int64. The token after each position; the last N of a conversation are its answer.

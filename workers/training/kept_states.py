@@ -25,7 +25,7 @@ class KeptStates:
         folder.mkdir(parents=True, exist_ok=True)
 
     def of(self, model: Model, token_ids: Sequence[int], tap_layers: Sequence[int]) -> Hidden:
-        """Returns the same as `Model.hidden_states`, from the conversation's file if this file has all layers.
+        """Returns the result of `Model.hidden_states`, read from the conversation's file if this file has all layers.
 
         Effects: if the file lacks a layer, computes the hidden states and writes the file, completely or not at all.
         """

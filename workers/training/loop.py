@@ -37,7 +37,7 @@ _LIVE_EVERY = 10  # between evaluations, the training loss is emitted every 10 s
 
 
 class Figures(Protocol):
-    """What a validation measures: a dataclass, whose fields JSON can represent."""
+    """The figures that a validation measures: a dataclass whose fields JSON can represent."""
 
     def is_better_than(self, other: Self) -> bool: ...
 
@@ -66,7 +66,7 @@ _F = TypeVar("_F", bound=Figures, covariant=True)
 
 
 class Method(Protocol[_F]):
-    """A training method: that of a kind of speculator, or that of a fine-tuned adapter."""
+    """The training method of a kind of speculator or of a fine-tuned adapter."""
 
     @property
     def module(self) -> nn.Module:
@@ -283,7 +283,7 @@ class _Run(Generic[F]):
         self._window, self._live = _Window(self._clock()), _Window(self._clock())
 
     def _figures(self, result: F) -> dict[str, float]:
-        """Returns an entry of the history, which a resumed run repeats exactly. Before the first step, it has no
+        """Returns an entry of the history, which a resumed run repeats exactly. Before the first step, the entry has no
         `loss`."""
         figures = {**result.as_metrics(), "epoch": self._progress.step / self._order.steps_per_epoch}
         if self._window.num_tokens:

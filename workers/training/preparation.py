@@ -27,7 +27,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """What a training method is made from.
+    """The inputs of a training method.
 
     cache: the folder for hidden states that are stored in files; created when it is needed.
     initial: the folder of a speculator of the same kind, from which training continues.
@@ -49,7 +49,7 @@ class Preparation:
         return (*self.corpus.train, *self.corpus.validation)
 
     def draft_vocab(self, size: int, loop: LoopParameters) -> Tensor:
-        """Returns [Vd] int64, at most `size` tokens: those of the answers, and more if `loop.draft_vocab_fill`.
+        """Returns [Vd] int64, at most `size` tokens: tokens of the answers, and others if `loop.draft_vocab_fill`.
 
         Only training conversations are counted. As in serving, validation answers can have tokens that are never
         drafted.

@@ -46,7 +46,7 @@ class Processes:
         """Broadcasts part i from the process of rank i % count, without changing a bit. All parts are contiguous."""
         if self.count > 1:
             for index, part in enumerate(parts):
-                distributed.broadcast(part.view(torch.uint8), index % self.count)  # bytes, as gloo supports few dtypes
+                distributed.broadcast(part.view(torch.uint8), index % self.count)  # as bytes: gloo supports few dtypes
 
     def all_reduce(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[float]:
         """Replaces each tensor by its sum over processes, and returns the sums of the numbers.

@@ -30,7 +30,7 @@ _SEED_BYTES = 32
 
 
 def certificate_of(statement: Mapping[str, Any], *, kind: str = FORMAT) -> dict[str, Any]:
-    """Signs the statement. Args: kind: its format. Raises: ValueError: the statement has a fraction."""
+    """Signs the statement. Args: kind: the certificate's format. Raises: ValueError: the statement has a fraction."""
     key = _signing_key()
     signed = {"object": "certificate", "format": kind, "statement": dict(statement)}
     value = base64.b64encode(key.sign(canonical(signed))).decode()

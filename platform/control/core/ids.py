@@ -3,7 +3,7 @@
 import secrets
 import time
 
-BASE_SPECULATOR = "bspec_"  # the prefix tells the id from that of an organization's speculator
+BASE_SPECULATOR = "bspec_"  # distinguishes these ids from the ids of organizations' speculators
 
 
 def new_id(prefix: str) -> str:

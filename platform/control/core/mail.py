@@ -1,6 +1,6 @@
 """Sends mails in another thread, so that no response waits for a mail server.
 
-The time of a response therefore does not tell whether a mail was sent, that is, whether an account exists.
+The response time therefore does not reveal whether a mail was sent, that is, whether an account exists.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -21,5 +21,5 @@ def send_later(message: EmailMessage) -> None:
 def _send(message: EmailMessage) -> None:
     try:
         message.send()
-    except Exception as error:  # of the mail server, the network or the name service
+    except Exception as error:  # an error of the mail server, the network or the name service
         log.error("a mail could not be sent", subject=message.subject, error=str(error))

@@ -13,7 +13,7 @@ from slipstream.uploads import PART_BYTES
 
 
 def add_list(app: typer.Typer, resource: str, columns: Sequence[str]) -> None:
-    """Args: resource: the attribute of `Client`, such as `batches`."""
+    """Adds the command `list`. Args: resource: the attribute of `Client`, such as `batches`."""
 
     @app.command("list")
     def list_(context: typer.Context) -> None:

@@ -40,7 +40,7 @@ def create(
     ] = None,
     compare_with: Annotated[
         list[str] | None,
-        typer.Option(help="A further arm: a speculator's id, suffix or ngram; may be repeated, up to four times."),
+        typer.Option(help="A further drafter: a speculator's id, suffix or ngram; may be given up to four times."),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the report is ready.")] = False,
 ) -> None:

@@ -37,10 +37,10 @@ def create(
     held_out: Annotated[int | None, typer.Option(help="Number of prompts to take out for the evaluation.")] = None,
     held_out_file: Annotated[str | None, typer.Option(help="Id of a file of prompts for the evaluation.")] = None,
     on_contamination: Annotated[
-        str | None, typer.Option(help="For training prompts that are like held-out prompts: warn, drop or refuse.")
+        str | None, typer.Option(help="If training prompts resemble held-out prompts: warn, drop or refuse.")
     ] = None,
     on_sensitive: Annotated[
-        str | None, typer.Option(help="For secrets and personal data: warn, redact or refuse.")
+        str | None, typer.Option(help="If files have secrets or personal data: warn, redact or refuse.")
     ] = None,
     training: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"kind": "eagle3", …}')] = None,
     gate: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"min_speedup": 1.25, …}')] = None,

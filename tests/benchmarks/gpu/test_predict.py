@@ -52,8 +52,8 @@ def test_more_than_128_rows_read_the_weight_again() -> None:
 def test_the_time_of_a_step_is_the_sum_of_launches_layers_and_head() -> None:
     config = ModelConfig.from_values(SHAPES["tiny"])  # H 32; 4 query and 2 KV heads of 16 numbers
     # There are 2 layers, an intermediate size of 64 and a vocabulary of 96.
-    # Products: qkv [128, 32], output [32, 64], gate_up [128, 32], down [32, 64]. Copying its weight bounds each.
-    # Each has one split, whose sums are written and read.
+    # Products: qkv [128, 32], output [32, 64], gate_up [128, 32], down [32, 64]. The time of each product is bounded by
+    # copying its weight. Each product has one split, whose sums are written and read.
     weights = 4 * 2 * (128 * 32 + 32 * 64 + 128 * 32 + 32 * 64)
     sums = 2 * 4 * (128 + 32 + 128 + 32)
     attention = 4 * (100 * 128)  # 100 keys and values of 2 heads of 16 numbers; the prefix of 0 keys has no split

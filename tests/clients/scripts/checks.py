@@ -44,7 +44,7 @@ def raised(kind: type[Exception], function: Callable[[], Any]) -> Any:
 def run(names: Mapping[str, Any]) -> None:
     """Runs all checks among `names` and writes one JSON line per check to the file $CHECK_RESULTS.
 
-    A line has `error`, a traceback or null, and `value`, what the check returned.
+    A line has two members: `error` is a traceback or null, and `value` is the value that the check returned.
     """
     checks: list[Callable[[], Any]] = [value for name, value in names.items() if name.startswith("check_")]
     with Path(os.environ["CHECK_RESULTS"]).open("w", encoding="utf-8") as results:

@@ -1,4 +1,4 @@
-"""The cost so far of evaluations, pipelines and fine-tuning jobs is that of the ledger."""
+"""The cost so far of an evaluation, pipeline or fine-tuning job is the cost that the ledger records for it."""
 
 import datetime as dt
 from typing import Any
@@ -67,7 +67,7 @@ def test_the_cost_of_an_evaluation_is_that_of_the_device_time_of_its_attempts(
     assert client.get(f"/v1/evaluations/{listed[first.pk]['id']}").json() == listed[first.pk]
 
 
-def test_the_cost_of_a_pipeline_and_of_its_fine_tuning_job_is_that_of_tokens_and_of_all_its_jobs(
+def test_the_cost_of_a_pipeline_and_of_its_fine_tuning_job_is_the_cost_of_its_tokens_and_all_its_jobs(
     client: Client, organization: Organization
 ) -> None:
     world = World(organization)
@@ -82,7 +82,7 @@ def test_the_cost_of_a_pipeline_and_of_its_fine_tuning_job_is_that_of_tokens_and
         (batch.job, Subject.BATCH_TIME),
         (training, Subject.TRAINING_TIME),
         (evaluation, Subject.EVALUATION_TIME),
-        (make_job(organization), Subject.TRAINING_TIME),  # another pipeline's
+        (make_job(organization), Subject.TRAINING_TIME),  # a job of another pipeline
     ):
         use_device(job, subject)
         costs.append(client.get(path).json()["cost"]["value"])
@@ -112,6 +112,6 @@ def test_the_cost_of_a_job_that_trains_an_adapter_is_that_of_its_training(
 ) -> None:
     own = World(organization).fine_tuning_job
     use_device(own.job, Subject.TRAINING_TIME)
-    use_device(make_job(organization), Subject.TRAINING_TIME)  # of another job
+    use_device(make_job(organization), Subject.TRAINING_TIME)  # another job
 
     assert client.get(f"/v1/fine_tuning/jobs/{own.pk}").json()["turbo"]["cost"]["value"] == 3

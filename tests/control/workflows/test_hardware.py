@@ -55,7 +55,7 @@ def test_a_request_without_hardware_takes_any_device(client: Client, world: Worl
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("values", [{}, {"validate_only": True}])
-def test_an_unknown_name_is_refused_with_those_that_are_present(
+def test_the_error_for_an_unknown_name_lists_the_names_that_are_present(
     client: Client, world: World, path: str, values: dict[str, Any]
 ) -> None:
     error = send(client, path, body_of(world, path, hardware="B200", **values)).json()["error"]

@@ -65,7 +65,7 @@ def _replay(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: An
 
 
 class _Captured:
-    """Like `engine.graph_decoding.device._Graph`: first call runs, second records, later ones replay."""
+    """Runs a program in the first call, records it in the second, and replays it later, like `device._Graph`."""
 
     def __init__(self, function: Program) -> None:
         self._function = function

@@ -31,7 +31,7 @@ from tests.tiny_model import make_tiny_model
 # peft uses a deprecated name of transformers.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
-# Parameters that exclude a request from graph steps: the first three always, `min_tokens` until the answer has as many.
+# Parameters that exclude a request from graph steps. `min_tokens` does so until the answer has that many tokens.
 ON_HOST: tuple[dict[str, Any], ...] = (
     {"num_logprobs": 2},
     {"presence_penalty": 0.7, "frequency_penalty": 0.2},
@@ -180,7 +180,7 @@ def test_arrivals_cancellations_and_new_drafters_do_not_change_the_answers_of_ei
 def test_adapters_of_both_groups_do_not_change_an_answer(
     folder: Path, device: LateDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on CUDA, stacks hold the adapters. A request on the host makes the engine rebuild them.
+    """As on CUDA, stacks hold the adapters. A request on the host makes the engine rebuild the stacks.
 
     Log-probabilities are not compared, because products without the compiled kernels are not row-invariant.
     """

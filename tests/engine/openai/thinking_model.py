@@ -8,7 +8,7 @@ from tokenizers import AddedToken
 
 from tests.tiny_model import make_tiny_model
 
-BEGIN, END = 259, 260  # token ids of the markers; the tokenizer of `make_tiny_model` has the ids below
+BEGIN, END = 259, 260  # token ids of the markers; the ids of the tokenizer of `make_tiny_model` are smaller
 
 TEMPLATE = (
     "{% if effort_is_bad is defined %}{{ raise_exception('no such effort') }}{% endif %}"

@@ -1,4 +1,4 @@
-"""Generates hostile requests, as a client may send by mistake or on purpose. The same seed gives the same request.
+"""Generates hostile requests that a client may send by mistake or on purpose. The same seed gives the same request.
 
 An `Attack` consists of the bytes to send and the moment at which the client disconnects. The server may return any
 response except an internal error.

@@ -1,4 +1,4 @@
-"""Limits that keep one client from blocking the server: full queues, slow readers, incomplete requests, stalls."""
+"""Limits keep one client from blocking the server, for example with slow reads or an incomplete request."""
 
 import asyncio
 import socket

@@ -1,6 +1,6 @@
 """A rank without a model, for tests of the parent process. Command line: FOLDER MODE...
 
-Each rank first writes its process id to FOLDER/RANK. There is one MODE per rank, RANK:ACTION:
+Each rank first writes its process id to FOLDER/RANK. Each MODE is RANK:ACTION, with one of these actions:
 
     wait         waits until it is killed
     exit-STATUS  exits at once with this status

@@ -1,7 +1,8 @@
 """`python -m tests.engine.tensor_parallel.program CASES.json` runs models on groups of real processes.
 
-Each case states the number of ranks and names functions of this module, which rank 0 runs. This process has imported
-all modules but computed nothing; it forks the ranks, because imports take seconds. It prints one line of JSON per case.
+Each case states the number of ranks and names functions of this module, which rank 0 runs. This process forks the
+ranks, because a new process would take seconds to import the modules. Before the fork, it computes nothing. It prints
+one line of JSON per case.
 """
 
 import hashlib
@@ -45,7 +46,7 @@ ROW_COUNTS = (1, 5, 40)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run of a model. degree: number of ranks; 1: no group. work: names of the functions in `WORK` to run.
+    """One run of a model. degree: number of ranks, where 1 means no group. work: names of functions in `WORK` to run.
 
     The functions read the other fields.
     """

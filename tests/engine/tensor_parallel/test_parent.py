@@ -78,7 +78,7 @@ def test_a_killed_rank_ends_the_group_with_a_reason(start: Start, rank: int) -> 
     assert not any(map(is_running, pids))
 
 
-def test_the_failed_rank_is_named_even_if_a_rank_that_lost_the_group_ended_before() -> None:
+def test_the_failed_rank_is_named_even_if_a_rank_that_lost_the_group_ended_first() -> None:
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     for rank in (0, 2):
         ended.put(rank)

@@ -4,7 +4,7 @@ Tensors have the shapes of real models. Large tensors are never written, so they
 program prints one line of JSON with its name, shared memory, registers and stack. The argument selects the kernels,
 "layers" or "other kernels", so that two processes can compile at the same time.
 
-M rows, H hidden size, V vocabulary, K columns of a weight, Hq query heads and Hkv KV heads of dimension D.
+Letters: M rows, H hidden size, V vocabulary, K columns of a weight, Hq query heads and Hkv KV heads of dimension D.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Configures the tests of the Triton kernels.
 
 Without a GPU, the kernels run in Triton's interpreter (kernels/cuda/interpreter.py). Without triton, pytest does not
-collect these tests. With a GPU, all tests that launch kernels are marked `gpu`, also those that have no parameter in
+collect these tests. With a GPU, all tests that launch kernels are marked `gpu`, even tests without a parameter in
 bfloat16 (tests/kernels/cuda/device.py).
 """
 

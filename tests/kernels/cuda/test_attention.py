@@ -1,6 +1,6 @@
 """Attention on CUDA agrees with the formula, and gives the same bits for chains, trees and plain decoding.
 
-Hq query heads and Hkv KV heads of dimension D.
+Shape letters: Hq query heads and Hkv KV heads of dimension D.
 """
 
 from dataclasses import replace

@@ -119,4 +119,4 @@ def test_a_blend_of_labels_and_probabilities_agrees_with_the_reference(V: int, s
         torch.testing.assert_close(sums.loss, expected.loss, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(sums.nats, expected.nats, rtol=1e-5, atol=1e-5)
         assert int(sums.correct) == int(expected.correct) >= 1
-    assert torch.equal(in_place, logits)  # of the last round, without a gradient
+    assert torch.equal(in_place, logits)  # in the last iteration, `gradient` is false

@@ -30,7 +30,7 @@ NGRAM, SUFFIX_AND_NGRAM = ComparedArm(name="ngram", drafter="ngram"), ComparedAr
 
 @pytest.fixture(autouse=True)
 def short_distribution_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shortens a part of each evaluation that concerns two arms only."""
+    """Shortens the distribution test of each evaluation, because it does not involve further arms."""
     monkeypatch.setattr(distribution, "NUM_SAMPLES", 2)
 
 

@@ -24,7 +24,7 @@ def tokenizer(tiny_model: Path) -> Tokenizer:
 
 
 def answer_of(tokenizer: Tokenizer, *passes: str, number: int = 0, accepted: int = 0) -> RowAnswer:
-    """An answer each of whose passes gave the tokens of one text."""
+    """Returns an answer with one pass for each text; the pass gave the tokens of this text."""
     answer = RowAnswer(prepared(number, f"prompt {number}", tokenizer), tokenizer)
     for text in passes:
         answer.push(StepOutput("0", tuple(tokenizer.encode(text, add_special_tokens=False)), None, None, None))

@@ -19,7 +19,7 @@ from workers.inference.perplexity import TEXT, run_model_check, text_perplexity
 
 
 def check(folder: Path) -> str | None:
-    """Returns the reason for which the check refuses the model; None: the model is accepted."""
+    """Returns the reason why the check refuses the model, or None if it accepts the model."""
     result = run_model_check(ModelCheckSpec(job_id="job_1", model_dir=str(folder), device="cpu")).result
     return implausibility(**result, max_bits_per_byte=Config().max_model_bits_per_byte)
 

@@ -1,7 +1,7 @@
 """A program with the interface of `workers.run` but without a model: `python fake_child.py [OPTIONS] SPEC.json`.
 
-A row with the content "crash" kills the process, and one with "hang" blocks it forever. The answer to any other content
-is the reversed content, so tests can compute the expected output of a batch.
+A row with the content "crash" kills the process, and a row with "hang" blocks it forever. The answer to any other
+content is the reversed content, so tests can compute the expected output of a batch.
 """
 
 import argparse

@@ -114,7 +114,10 @@ def whole_reads(sql: str, params: Any) -> list[str]:
 
 
 def is_whole_read_of_sqlite(step: str, sql: str) -> bool:
-    """step: for example "SCAN U0 USING INDEX batch_untidy" or "SEARCH jobs_job USING INDEX job_turn (status=?)"."""
+    """Returns whether a step of SQLite's plan reads a large table, or an index of all its rows, from end to end.
+
+    step: for example "SCAN U0 USING INDEX batch_untidy" or "SEARCH jobs_job USING INDEX job_turn (status=?)".
+    """
     aliases = {alias: table for table, alias in re.findall(r'"(\w+)" ([UTV]\d+)\b', sql)}
     read = re.match(r"SCAN (\w+)(?:.* INDEX (\w+))?", step)
     return read is not None and aliases.get(read[1], read[1]) in LARGE_TABLES and read[2] not in partial_indexes()

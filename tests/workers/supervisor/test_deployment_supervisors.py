@@ -30,7 +30,8 @@ def start_supervisor(stack: LiveStack) -> subprocess.Popen[bytes]:
 
 
 def processes_of_replicas(variable: str = NAME_VARIABLE) -> dict[str, set[int]]:
-    """Maps the name of each running replica to the sessions of its processes. A replica that runs twice has two."""
+    """Maps the name of each running replica to the sessions of its processes. A replica that runs twice has two
+    sessions."""
     ours = set(Deployment.objects.values_list("pk", flat=True))
     sessions: defaultdict[str, set[int]] = defaultdict(set)
     for pid, name in endpoint_processes(variable).items():
@@ -54,7 +55,7 @@ def holds_nothing(pid: int) -> bool:
 
 
 def all_ready_and_as_recorded(variable: str = NAME_VARIABLE) -> bool:
-    """Whether all deployments are ready and exactly the processes run that the database records."""
+    """Whether all deployments are ready and the running processes are exactly those in the database."""
     states = set(Deployment.objects.values_list("state", flat=True))
     return states == {Deployment.State.READY} and recorded_processes() == processes_of_replicas(variable)
 

@@ -1,4 +1,4 @@
-"""Real worker processes with simulated devices: each claims only what fits, and a killed worker's device passes on."""
+"""Real workers with simulated devices claim only jobs that fit, and take over the job of a killed worker."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ def test_of_two_celery_workers_each_claims_only_what_fits_and_the_killed_ones_le
 ) -> None:
     contents = [f"prompt {number}" for number in range(24)]
     small_model, large_model = make_model(stack, SMOLLM2), make_model(stack, QWEN_32B)
-    options = {"child": f"--limit {stack.allow(8)}", "redis_url": redis_url}  # holds the large batch
+    options = {"child": f"--limit {stack.allow(8)}", "redis_url": redis_url}  # the large batch cannot end yet
     small = start_worker(stack, "small", 24, **options)
     first_large = start_worker(stack, "large", 160, **options)
     stack.wait_until(lambda: devices_present().count() == 2, 60)

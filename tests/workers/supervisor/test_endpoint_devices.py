@@ -48,7 +48,7 @@ def wait_until(stack: LiveStack, condition: Callable[[], bool]) -> None:
         for device in Device.objects.all():
             jobs = list(leases_valid().filter(device=device).values_list("job_id", flat=True))
             endpoints = list(EndpointLease.objects.filter(device=device).values_list("replica", flat=True))
-            # The second read of the jobs leaves out one that ended before the endpoint took the device.
+            # The second read of the jobs leaves out a job that ended before the endpoint got the device.
             both = set(jobs) & set(leases_valid().filter(device=device).values_list("job_id", flat=True))
             assert not (both and endpoints), f"{both} and {endpoints} hold {device}"
             assert len(endpoints) <= 1, f"{endpoints} hold {device}"
@@ -94,7 +94,7 @@ def test_a_killed_supervisors_engine_keeps_its_device_and_the_waiting_job_gets_i
 @BOTH
 def test_an_endpoint_waits_for_the_device_of_a_job_and_starts_when_the_job_ends(stack: LiveStack) -> None:
     start_machine(stack, 1)
-    stack.start_worker(child=f"--limit {stack.allow(0)}")  # holds the batch
+    stack.start_worker(child=f"--limit {stack.allow(0)}")  # the batch cannot end yet
     try:
         batch = stack.make_batch(["a", "b"])
         wait_until(stack, lambda: leases_valid().filter(job=batch.job_id).exists())

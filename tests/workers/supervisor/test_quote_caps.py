@@ -80,7 +80,7 @@ def test_a_pipeline_pauses_at_the_cap_in_each_stage_after_at_most_one_further_ch
 
 
 def record_endings() -> None:
-    """Records what workers would have recorded of the jobs that a test has ended by itself."""
+    """Records the final events of jobs that a test has ended by itself, as workers would."""
     ended = Job.objects.filter(status=Job.Status.SUCCEEDED).exclude(events__type=Job.Status.SUCCEEDED)
     with transaction.atomic():
         for job in ended:

@@ -28,7 +28,7 @@ from tests.workers.supervisor.test_deployment_supervisors import holds_nothing, 
 
 processes_of_replicas = partial(one_machine.processes_of_replicas, ACTOR_NAME_VARIABLE)
 all_ready_and_as_recorded = partial(one_machine.all_ready_and_as_recorded, ACTOR_NAME_VARIABLE)
-HOSTS = ("127.0.0.2", "127.0.0.3")  # addresses of this machine, as if they were those of two others
+HOSTS = ("127.0.0.2", "127.0.0.3")  # addresses of this machine, which stand for two other machines
 SECONDS = 90.0  # far more than needed, because the machine may be busy
 RAY_TOKEN = secrets.token_hex(16)
 FAST_HEALTH_CHECKS = {
@@ -42,7 +42,7 @@ pytestmark = [
     pytest.mark.wide,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the packages of requirements-ray.txt"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all addresses of 127.0.0.0/8"),
-    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.filterwarnings("ignore"),  # Ray itself causes warnings
 ]
 
 
@@ -69,7 +69,7 @@ class Machines:
 
     @contextmanager
     def holding_engines(self) -> Iterator[None]:
-        """Actors that are placed meanwhile start their engines only afterwards (engine_settings.py)."""
+        """Actors that Ray places within this context start their engines only after its end (engine_settings.py)."""
         files = [self._folder / host / "hold-engines" for host in HOSTS]
         for file in files:
             file.touch()
@@ -114,7 +114,7 @@ def ray_stack(stack: LiveStack, machines: Machines) -> Iterator[LiveStack]:
 
 
 def parent_of(pid: int) -> int:
-    """The process of the Ray actor, for the process id in a replica's row."""
+    """Returns the parent of an engine with this process id: the process of the engine's Ray actor."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -125,7 +125,7 @@ def make_deployment(stack: LiveStack, *, num_replicas: int) -> Deployment:
 
 
 def chat(url: str, token: str, model: str, *, certificate: str = "") -> httpx2.Response:
-    """Args: certificate: of an engine with TLS."""
+    """Args: certificate: that of the engine, if the engine uses TLS."""
     body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
     headers, extensions = {"Authorization": f"Bearer {token}"}, EngineAddress("", 0, certificate).extensions
     with httpx2.Client(transport=EngineTransport(), trust_env=False) as client:
@@ -220,7 +220,7 @@ def test_killed_engines_actors_and_supervisors_leave_no_orphaned_and_no_duplicat
     supervisor = start_supervisor(ray_stack)
     ray_stack.wait_until(lambda: not holds_nothing(supervisor.pid), SECONDS)
     ray_stack.wait_until(all_ready_and_as_recorded, SECONDS)
-    assert engines_by_number() == engines, "an engine was replaced although only the supervisor was"
+    assert engines_by_number() == engines, "an engine was replaced although only the supervisor was killed"
 
     kill_and_wait(ray_stack, 2, lambda engine: os.kill(parent_of(engine), signal.SIGKILL))
     deployment_stop(deployment=deployment)

@@ -27,7 +27,7 @@ LEDGER_SUBJECTS = {Subject.BATCH_INPUT_TOKENS: "prompt_tokens", Subject.BATCH_OU
 def expected_output(job_id: str, contents: list[str], *, rows: Collection[int] | None = None) -> bytes:
     """Returns the expected output file. It has no lines for rows that crash or hang the fake child.
 
-    Args: rows: numbers of the rows with an answer; None: all rows.
+    Args: rows: numbers of the rows with an answer; None if all rows have one.
     """
     lines = []
     for number, content in enumerate(contents):

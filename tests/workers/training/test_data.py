@@ -63,7 +63,7 @@ def test_cut_answers_are_counted_by_where_they_were_cut_and_dropped_with_drop_cu
     rows = token_rows([[5, 6, 7]] * 14)  # their finish reason is "length"
     for row in rows[:9]:
         row["finish_reason"] = "stop"
-    # The finish reason "stop" says that this answer ended by itself after its continuation.
+    # The finish reason "stop" says that the first answer ended by itself after its continuation.
     rows[0]["cut"] = {"within": "trace", "continued": True}
     rows[9]["cut"] = rows[10]["cut"] = {"within": "trace", "continued": False}
     rows[11]["cut"] = {"within": "answer", "continued": True}

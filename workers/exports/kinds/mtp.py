@@ -28,7 +28,7 @@ def _check_mtp(artifact: Artifact, target: Target) -> None:
     layer = section(artifact.config, "transformer_layer_config")
     methods = section(artifact.config, "speculators_config").get("proposal_methods")
     if not isinstance(methods, list) or not methods or not isinstance(methods[0], dict):
-        raise invalid("speculators_config must have proposal_methods, the first of which says speculative_tokens")
+        raise invalid("speculators_config.proposal_methods must be a list whose first object has speculative_tokens")
     integer(methods[0], "speculative_tokens", most=MAX_COUNT)
     check_tensors(artifact.tensors, tensor_shapes(artifact.config))
     check_sizes(target, hidden=integer(layer, "hidden_size"), vocab=integer(layer, "vocab_size"))

@@ -1,7 +1,7 @@
 """Training data of block drafters: the inputs and labels of the block that is drafted after each anchor.
 
 A conversation is a prompt of P tokens and an answer of N tokens c[0 .. N - 1]. The target's taps (intermediate hidden
-states) are known at the positions 0 .. P + N - 2, since the last token is not an input. Anchor j (0 <= j < N - 1) is
+states) are known at the positions 0 .. P + N - 2, because the last token is not an input. Anchor j (0 <= j < N - 1) is
 the answer's token c[j], at position P + j. Its block reads the taps at all earlier positions. The label at depth d of
 the block is c[j + 1 + d], which the target sampled from row j + 1 + d of the answer's hidden states. V is the size of
 the target's vocabulary.

@@ -18,7 +18,7 @@ from workers.training.hidden_states import TapRows
 
 @dataclass(frozen=True, slots=True)
 class DraftModelBatch:
-    """The input of the draft model and what it should predict.
+    """The inputs and labels of the draft model.
 
     tokens: [B, L] int64, the tokens at positions 0 .. L - 1; 0 past a conversation's end.
     flat_index: [A] int64. Indices in `tokens.flatten()` of the positions that predict a token.

@@ -3,7 +3,7 @@
     loss_s = (1 - w) * -log p_s(label) + w * -sum_v q_s(v) log p_s(v)        loss = sum_s step_decay**s * loss_s
 
 p_s and q_s are the drafter's and the target's distribution over the draft vocabulary at unroll step s; w is
-`soft_weight`. Rows are processed in chunks. The forward pass computes the gradient of each chunk at once, so that the
+`soft_weight`. Rows are processed in chunks. The forward pass also computes the gradient of each chunk, so that the
 logits of only one chunk are in memory at a time.
 
 Shape letters: A rows, H hidden size, Vd draft vocabulary, R rows of the target's probabilities, C rows of a chunk.

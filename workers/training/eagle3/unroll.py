@@ -1,10 +1,10 @@
 """Unrolls an EAGLE-3 drafter in training ("training-time test"): every step reads the output of the step before it.
 
-Step 0 computes a key and a value at every position, but a query only at the anchors, since other positions have no
+Step 0 computes a key and a value at every position, but a query only at the anchors, because other positions have no
 loss. Step s > 0 adds one position after each anchor. This position attends to the positions up to the anchor, and to
 the positions that steps 1 .. s added for this anchor.
 
-Shape letters are those of data.py. In addition, Hq and Hkv are the numbers of query heads and of key heads, G is
+data.py defines most shape letters. In addition, Hq and Hkv are the numbers of query heads and of key heads, G is
 Hq / Hkv, D the head size, and s the current step.
 """
 

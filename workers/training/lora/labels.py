@@ -36,7 +36,7 @@ _LOGIT_ROWS = 1024  # labels whose logits are in memory at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelFigures:
-    """Figures measured on the validation rows; None: there are none, so the latest weights count as the best."""
+    """Figures of the validation rows. Without such rows, they are None and the latest weights count as best."""
 
     loss: float | None  # nats per label
     accuracy: float | None  # share of the labels that are the likeliest token
@@ -86,7 +86,7 @@ class LoraMethod:
         batches = batches_of(len(self._validation), self._parameters.batch_rows)
         all_sums = [self._sums([self._validation[row] for row in batch])[1] for batch in batches]
         whole = sum(all_sums[1:], start=all_sums[0])
-        # JSON has no infinity: a run that has diverged keeps a loss that is worse than any other
+        # JSON has no infinity, so a run that has diverged gets a loss that is worse than any other.
         loss = whole.nats / whole.count
         return LabelFigures(loss=loss if math.isfinite(loss) else 1e30, accuracy=whole.correct / whole.count)
 

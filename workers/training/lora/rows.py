@@ -55,7 +55,7 @@ def read_labelled_rows(path: Path, tokenizer: Tokenizer, *, name: str, max_token
     """Reads all rows of a file.
 
     Args:
-        name: stands for the file in messages.
+        name: the name of the file in error messages.
         max_tokens: limit for the tokens of a row.
         long_rows: what happens with longer rows, see `LoraHyperparameters`.
 
@@ -94,7 +94,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
         raise _BadRow("invalid_json_line", "this line is not JSON") from error
     messages = row.get("messages") if isinstance(row, dict) else None
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
-        message = "a row must be an object with a list of objects as `messages`, which is not empty"
+        message = "a row must be an object whose `messages` is a list of one or more objects"
         raise _BadRow("missing_messages", message)
     label = messages[-1]
     if label.get("role") != "assistant" or not (label.get("content") or label.get("tool_calls")):

@@ -23,7 +23,7 @@ _MODULE_PREFIXES = ("model.mtp_layers.", "mtp_layers.")  # how names of the modu
 
 
 def existing_module(preparation: Preparation, parameters: MtpHyperparameters) -> Mtp | None:
-    """Returns the module in `preparation.initial`, else that in the model's files, in float32. None: there is neither.
+    """Returns the module in `preparation.initial`, else the module in the model's files, else None. It is in float32.
 
     Raises: SpeculatorNotLoadable: the module cannot be read, or does not fit the target.
     """

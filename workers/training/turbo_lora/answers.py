@@ -38,7 +38,7 @@ class _HiddenStateRecorder(NoDrafter):
 
 
 def generate_answers(target: Model, adapter: Path, conversations: Sequence[Conversation]) -> HiddenRows:
-    """Answers each conversation's prompt at temperature 0. An answer has at most as many tokens as the stored one.
+    """Answers each conversation's prompt at temperature 0. An answer has at most as many tokens as the stored answer.
 
     Returns: rows of the new answers. An answer's last hidden state is replaced by zeros: the engine's drafters do not
         observe the last pass of an answer, and no draft starts after its last token.

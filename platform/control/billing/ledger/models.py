@@ -1,4 +1,4 @@
-"""Lines of the usage ledger are append-only: a database trigger refuses to change or delete them."""
+"""The usage ledger. Its lines are append-only: a database trigger refuses to change or delete them."""
 
 from django.db import models
 
@@ -22,7 +22,7 @@ class CreditReason(models.TextChoices):
     """Why device time is given back."""
 
     GATE_REJECTED = "gate_rejected"  # training whose speculator did not pass the gate of its pipeline
-    ATTEMPT_FAILED = "attempt_failed"  # an attempt that failed for reasons of the service
+    ATTEMPT_FAILED = "attempt_failed"  # an attempt that failed because of the service
 
 
 class LedgerLine(models.Model):

@@ -1,9 +1,9 @@
 """The months (UTC) of invoices, and when they are closed.
 
 A month is closed 24 hours after its end. A line of the ledger belongs to the invoice of the month in which the use
-ended, if the line is written before this month is closed; otherwise, to the invoice of the month in which it is
-written. Each line is therefore on exactly one invoice, and the invoice of a closed month does not change. The clock of
-the database decides, in the statement that writes the line.
+ended, if the line is written before this month is closed. A line that is written later belongs to the invoice of the
+month in which it is written. Each line is therefore on exactly one invoice, and the invoice of a closed month does not
+change. The statement that writes the line determines the month by the database's clock.
 """
 
 import datetime as dt
@@ -15,7 +15,7 @@ from django.db.models.lookups import GreaterThanOrEqual
 from django.utils import timezone
 
 CLOSED_AFTER = dt.timedelta(hours=24)
-# A transaction that wrote its lines just before the month was closed may be committed later, but not as late as this.
+# A transaction that writes its lines just before the month is closed may commit up to this long after the close.
 _COMMITTED_AFTER = dt.timedelta(minutes=5)
 
 

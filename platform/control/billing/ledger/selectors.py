@@ -1,4 +1,4 @@
-"""Sums of the ledger."""
+"""Selectors that sum the lines of the ledger."""
 
 import datetime as dt
 from collections.abc import Collection
@@ -40,7 +40,7 @@ def ledger_totals(organization: Organization, *, start: dt.datetime, end: dt.dat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonthTotal:
-    """Sum of those lines on an invoice that agree in all other columns."""
+    """The sum of an invoice's lines that have the same project, subject, model, device, price, month and reason."""
 
     project_id: str  # empty: no project
     subject: str
@@ -50,8 +50,8 @@ class MonthTotal:
     price_percent: int
     used_in: dt.date  # first day of the month in which the use ended
     credit_reason: str | None  # None: usage
-    count: int  # tokens, or milliseconds of one device; of credits, those whose cost is given back
-    cost_nanousd: int  # of credits, negative
+    count: int  # tokens, or milliseconds of one device; for credits, the milliseconds whose cost is given back
+    cost_nanousd: int  # negative for credits
 
 
 def month_totals(organization: Organization, month: dt.date) -> list[MonthTotal]:
@@ -93,7 +93,10 @@ class EndpointTime:
 
 
 def endpoint_time(deployment_id: str, *, month: dt.date) -> EndpointTime:
-    """Sums the ledger's lines for one deployment: one for each minute of each process. Args: month: the current one."""
+    """Sums the ledger's lines for one deployment. There is a line for each minute of each process.
+
+    Args: month: the first day of the current month.
+    """
     lines = LedgerLine.objects.filter(subject=Subject.ENDPOINT_TIME, object_id=deployment_id)
     sums = lines.aggregate(
         milliseconds=Sum("count"),
@@ -110,9 +113,9 @@ def job_time_nanousd(organization: Organization, job_ids: Collection[str]) -> in
 
 
 def job_time_column(job_id: str) -> Combinable:
-    """Returns, for a query's `annotate`, what `job_time_nanousd` returns for the job in the column `job_id` of a row.
+    """Returns a database expression for `annotate`: the `job_time_nanousd` of the job whose id is in column `job_id`.
 
-    A list thus needs no further queries for its rows' costs; the ledger's unique index finds the few lines of a job.
+    A list of jobs thus needs no separate query for each cost. The ledger's unique index finds the few lines of a job.
     """
     lines = LedgerLine.objects.filter(subject__in=_OF_JOBS, object_id=OuterRef(job_id)).order_by()
     cost = lines.values("object_id").annotate(cost=Sum("cost_nanousd")).values("cost")

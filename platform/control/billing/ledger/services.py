@@ -12,9 +12,10 @@ from control.core.settings.config import get_config
 def ledger_add(*lines: LedgerLine) -> bool:
     """Adds the lines for one piece of usage.
 
-    Returns: False if the usage was recorded before, by a retry or by another process; then nothing is written.
+    Returns: False if the ledger already contains the usage, for example because this call is a retry. Nothing is
+        written in this case.
     """
-    assert transaction.get_connection().in_atomic_block, "a line is written with the fact that it records or not at all"
+    assert transaction.get_connection().in_atomic_block, "call ledger_add in the transaction of the recorded change"
     for line in lines:
         line.billed_month = billed_month_of(line.ended_at)  # the database computes it
     try:

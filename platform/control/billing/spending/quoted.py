@@ -1,4 +1,4 @@
-"""The device time that counts towards the caps of quotes: that of the jobs and deployments of pipelines."""
+"""The device time of pipelines' jobs and deployments, which counts towards the caps of quotes."""
 
 from collections.abc import Collection
 
@@ -11,7 +11,10 @@ _DEVICE_TIME = [subject for subject in Subject if subject.value.endswith("_time"
 
 
 def quoted_use_add(*, organization_id: str, quote_id: str, object_id: str) -> None:
-    """From now on, the device time of the object counts. Call this in the transaction that creates the object."""
+    """Makes the object's device time count towards the quote's cap.
+
+    Call this in the transaction that creates the object.
+    """
     QuotedUse.objects.create(organization_id=organization_id, quote_id=quote_id, object_id=object_id)
 
 
@@ -29,5 +32,5 @@ def quoted_device_nanousd(quote_ids: Collection[str]) -> dict[str, int]:
 
 
 def quote_of(object_id: str) -> str | None:
-    """Returns the id of the quote under whose cap the object is."""
+    """Returns the id of the quote towards whose cap the object's device time counts."""
     return QuotedUse.objects.filter(pk=object_id).values_list("quote_id", flat=True).first()

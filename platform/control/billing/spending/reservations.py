@@ -2,7 +2,7 @@
 
 A request to an endpoint is counted when it ends. If only finished requests counted towards a cap, any number of
 concurrent requests could pass the check before the first of them is counted. Therefore each request reserves the most
-that it can cost. It is refused if this amount, the amounts reserved and the amount spent together exceed a cap.
+that it can cost. A request is refused if this amount, the reserved amounts and the amount spent together exceed a cap.
 
 A reservation ends in the transaction that counts the request. If the process of the request dies, its reservation
 expires after `HOLD_SECONDS`.
@@ -32,7 +32,7 @@ def spend_reserve(*, caller: Caller, nanousd: int) -> str:
     Raises: ApiError: 429, a cap is reached or the amount does not fit.
     """
     mine = SpendReservation.objects.filter(organization_id=caller.organization_id)
-    # The lock makes concurrent requests wait, so that each sees the reservations of those before it.
+    # The lock makes concurrent requests wait, so that each request sees the reservations of the earlier ones.
     caps = list(caps_of(caller).select_for_update())
     mine.filter(expires_at__lte=Now()).delete()
     for cap in caps:
@@ -59,8 +59,8 @@ def _check(cap: SpendCap, reservations: QuerySet[SpendReservation], nanousd: int
     """Raises: ApiError: 429."""
     if cap.project_id is not None:
         reservations = reservations.filter(project_id=cap.project_id)
-    # Reservations are read before the amount spent. If a request ends between the two reads, its amount is in both
-    # sums. In the other order, it would be in neither.
+    # Reservations are read before the amount spent. If a request ends between the two reads, its amount is counted
+    # twice. If the order of the reads were reversed, the amount would be missing.
     reserved = reservations.aggregate(sum=Sum("nanousd"))["sum"] or 0
     spent = spent_nanousd(cap)
     if spent < cap.nanousd and spent + reserved + nanousd <= cap.nanousd:

@@ -20,7 +20,7 @@ REACHED = "spend_cap_reached"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapReached:
-    """A cap that is reached. The field `paused` of a job that is paused for this reason has these values."""
+    """A cap that has been reached. If a job is paused for this reason, the job's field `paused` has these values."""
 
     cap_id: str  # of a spend cap or a quote
     message: str
@@ -64,7 +64,7 @@ def caps_of(caller: Caller) -> QuerySet[SpendCap]:
 
 
 def cap_reached(caller: Caller) -> CapReached | None:
-    """Returns a cap of the caller's organization or project that is reached, or None."""
+    """Returns a cap that the caller's organization or project has reached, or None if there is no such cap."""
     for cap in caps_of(caller):
         spent = spent_nanousd(cap)
         if spent >= cap.nanousd:

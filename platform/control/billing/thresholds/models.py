@@ -1,4 +1,4 @@
-"""Thresholds of the amount that an organization or project spends in a month (UTC), and reports that one is reached."""
+"""Thresholds of the amount that an organization or project spends in a month (UTC), and reports of reached ones."""
 
 from django.db import models
 from django.db.models import Q
@@ -41,9 +41,11 @@ class Threshold(models.Model):
 
 
 class ThresholdReport(models.Model):
-    """A threshold was reached in a month. The row is written with the event and the mail, so that both exist once.
+    """Records that a threshold was reached in a month. One transaction writes the report and its event and sends the
+    mail, so each of them exists only once.
 
-    It does not refer to the threshold: one that is deleted and stated again is not reported again in the same month.
+    The report has no foreign key to the threshold. If a customer deletes a threshold and sets it again in the same
+    month, it is therefore not reported again.
     """
 
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")

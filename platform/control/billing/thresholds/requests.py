@@ -9,7 +9,7 @@ from control.tenants.accounts.models import Organization, Project
 
 
 def set_from(organization: Organization, project: Project | None, body: ThresholdsInput) -> None:
-    """Raises: ApiError: 400, a threshold has none or both of the two members, or two thresholds are the same."""
+    """Raises: ApiError: 400, a threshold has neither or both of `amount` and `percent_of_cap`, or two are the same."""
     values = [_value(threshold, place) for place, threshold in enumerate(body.thresholds)]
     if len(set(values)) < len(values):
         raise ApiError(400, "thresholds: Two of the thresholds are the same.", "invalid_value", "thresholds")

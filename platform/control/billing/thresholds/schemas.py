@@ -41,7 +41,7 @@ class ThresholdObject(ResponseModel):
 
     @classmethod
     def of(cls, threshold: Any) -> Self:
-        """Args: threshold: a row of `thresholds_of`."""
+        """Args: threshold: a threshold that `thresholds_of` has returned."""
         is_amount = threshold.unit == Threshold.Unit.NANOUSD
         return cls.from_row(
             threshold,

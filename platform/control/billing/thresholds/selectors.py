@@ -1,4 +1,4 @@
-"""Selectors for thresholds: those of an organization or project, and those that are reached but not reported."""
+"""Selectors for the thresholds of an organization or project, and for reached thresholds that are not reported yet."""
 
 import datetime as dt
 
@@ -17,7 +17,9 @@ _PROJECT = Coalesce(OuterRef("project_id"), Value(""))
 
 
 def thresholds_of(organization: Organization, project: Project | None) -> QuerySet[Threshold]:
-    """Returns the thresholds in the order of their values. `reached_at` is when one was reported this month, or None.
+    """Returns the thresholds in the order of their values.
+
+    `reached_at` of a threshold is the time at which it was reported this month, or None if it was not reported.
 
     Args: project: None: the thresholds of the whole organization.
     """
@@ -27,14 +29,16 @@ def thresholds_of(organization: Organization, project: Project | None) -> QueryS
 
 
 def thresholds_to_report(month: dt.date) -> QuerySet[Threshold]:
-    """Returns thresholds of all organizations that were reached in the month and are not reported.
+    """Returns the thresholds, of all organizations, that were reached in the month but are not reported yet.
 
-    Each row has the amount spent in the month as `spent`. A threshold that was stated after the month is left out.
+    The attribute `spent` of each threshold is the amount spent in the month. Thresholds that were created after the
+    month are left out.
     """
     spent = MonthlySpend.objects.filter(organization=OuterRef("organization"), project_id=_PROJECT, month=month)
     caps = SpendCap.objects.filter(organization=OuterRef("organization"))
     cap_of_project, cap_of_all = caps.filter(project=OuterRef("project")), caps.filter(project=None)
-    # The product of a cap and an amount, or of a large cap and 100, would exceed 64 bits.
+    # The product must fit into 64 bits. Therefore `percent` is 0 for a threshold in dollars, and the cap is divided by
+    # 100 before it is multiplied.
     percent = Case(When(unit=Threshold.Unit.PERCENT, then=F("value")), default=Value(0))
     cap = Case(When(project=None, then=F("cap_of_all")), default=F("cap_of_project"))
     share = cap / Value(100, output_field=BigIntegerField()) * percent

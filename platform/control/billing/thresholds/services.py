@@ -1,8 +1,8 @@
 """Services that write thresholds, and report those that are reached.
 
-Whatever counts usage increases the amount spent (`MonthlySpend`) in its own transaction. A recurring task of the
-workers compares these amounts with the thresholds, so that requests to endpoints do not wait for the comparison. The
-task also finds a threshold that was already reached when it was stated, or when the cap of its percentage was lowered.
+The transaction that counts usage also increases the amount spent (`MonthlySpend`). A recurring task of the workers
+compares these amounts with the thresholds, so that requests to endpoints do not wait for the comparison. The task also
+finds a threshold that was already reached when it was created, or that is reached because its spend cap was lowered.
 """
 
 import datetime as dt
@@ -37,7 +37,7 @@ REPORTS_A_RUN = 500
 def thresholds_set(
     *, organization: Organization, project: Project | None, values: Collection[tuple[Threshold.Unit, int]]
 ) -> Organization | Project:
-    """Replaces the thresholds of the organization or project. Those that are stated again stay as they are.
+    """Replaces the thresholds of the organization or project. Existing thresholds that are also in `values` are kept.
 
     Args: values: at most `MAX_THRESHOLDS`.
     Returns: the organization or project, to which the audit event refers.
@@ -54,9 +54,9 @@ def thresholds_set(
 
 
 def thresholds_report() -> None:
-    """Reports thresholds that are reached: an event with its webhooks, and a mail, once for a threshold and month.
+    """Reports each threshold that is reached, once a month. A report is an event with its webhooks, and a mail.
 
-    Until the previous month is closed, its late usage counts, too.
+    Thresholds of the previous month are also checked until that month is closed, because usage may be counted late.
     """
     now = timezone.now()
     month = month_of(now)
@@ -79,7 +79,10 @@ def _report(month: dt.date, threshold: Threshold) -> None:
 
 @transaction.atomic
 def threshold_report(*, threshold: Any, month: dt.date) -> bool:
-    """Args: threshold: a row of `thresholds_to_report`. Returns: False if it was deleted or reported meanwhile."""
+    """Reports one threshold, which `thresholds_to_report` has returned.
+
+    Returns: False if the threshold has been deleted or reported meanwhile.
+    """
     if Threshold.objects.select_for_update().filter(pk=threshold.pk).first() is None:
         return False
     try:

@@ -1,9 +1,10 @@
 """Credits: lines of the ledger that give back the cost of device time.
 
-A credit names the attempt whose line it gives back in its own sequence, `credit:` and that of the attempt. The unique
-key of the ledger therefore permits one credit for each attempt, whatever its reason, and whichever processes repeat the
-call. A credit has the time of the line that it gives back. It thus lowers the amount spent in the month of the usage,
-with which spend caps and thresholds are compared, and is on the invoice of that month unless the month is closed.
+The `sequence` of a credit is `credit:`, followed by the sequence of the attempt whose cost is given back. The ledger's
+unique key therefore permits only one credit for each attempt, even if several processes request credits or the reasons
+differ. A credit has the same time as the line whose cost it gives back. The credit thus lowers the amount spent in the
+month of the usage, which is compared with spend caps and thresholds. The credit is on the invoice of that month, unless
+the month is closed.
 """
 
 import datetime as dt
@@ -32,9 +33,9 @@ def credit_add(
 
     Args:
         percent: the part of the cost that is given back.
-        monthly_limit_nanousd: limit of all credits with this reason that the organization gets for one month of usage;
-            the caller holds the lock of the organization. None: no limit.
-    Returns: the amount; 0 if the attempt had no cost or has been credited before.
+        monthly_limit_nanousd: the limit for the sum of the credits with this reason that the organization gets for one
+            month of usage. None: no limit. The caller must have locked the organization's row if there is a limit.
+    Returns: the amount that is given back; 0 if the attempt had no cost or has been credited before.
     """
     used = LedgerLine.objects.filter(subject=subject, object_id=object_id, sequence=sequence).first()
     if used is None:
@@ -71,7 +72,7 @@ def credit_add(
 def credits_add_for_job(
     *, subject: Subject, object_id: str, percent: int, reason: CreditReason, monthly_limit_nanousd: int
 ) -> int:
-    """Calls `credit_add` for each attempt of a job. Returns: the sum of the amounts."""
+    """Calls `credit_add` for each attempt of a job. Returns: the sum of the amounts that are given back."""
     attempts = LedgerLine.objects.filter(subject=subject, object_id=object_id, credit_reason=None).order_by("pk")
     return sum(
         credit_add(

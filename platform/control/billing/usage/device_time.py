@@ -90,7 +90,7 @@ def device_price_remove(*, device_kind: str) -> bool:
 
 
 def device_prices() -> dict[str, float]:
-    """Returns the prices of one device hour in USD, by kind of device, as far as the operators have set them."""
+    """Returns the price of one device hour in USD for each kind of device whose price the operators have set."""
     prices = {price.device_kind: price.hour_nanousd / NANO for price in DevicePrice.objects.all()}
     default = get_config().price_per_gpu_hour
     return prices if default is None else {device_kind(): default, **prices}

@@ -63,7 +63,8 @@ class MonthlySpend(models.Model):
 
 
 class Attribution(models.Model):
-    """The API key that requested a job, pipeline or deployment (`job_id` is its id) and is charged for its usage.
+    """The API key that requested a job, pipeline or deployment and is charged for its usage. `job_id` is the id of the
+    job, pipeline or deployment.
 
     The jobs and the deployment of a pipeline have the pipeline's key.
     """

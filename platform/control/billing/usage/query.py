@@ -36,7 +36,9 @@ _MAX_VALUES = 100
 
 
 def parse_window(params: QueryDict, *, widths: tuple[str, ...] = tuple(WIDTHS), max_limit: int | None = None) -> Window:
-    """Returns the window from `page` or `start_time` to `end_time` or now, with at most `limit` buckets.
+    """Returns a window of at most `limit` buckets.
+
+    It starts at `page` or, without this parameter, at `start_time`. It ends at `end_time`, which by default is now.
 
     Raises: ApiError: 400.
     """

@@ -187,7 +187,8 @@ def _cost(sums: Sums) -> Amount:
 
 
 def _group(sums: Sums, groups: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the group's values by OpenAI's names; None if usage is not grouped by a column or has no such id.
+    """Returns the group's values by OpenAI's names. A value is None if usage is not grouped by its column, or if the
+    usage has no such id.
 
     Args: groups: columns of `UsageRecord` by OpenAI's names.
     """

@@ -135,7 +135,7 @@ def is_line(identity: str) -> Q:
 
 
 def price_of(base_model_id: str) -> Price:
-    """Returns the base model's current price, or else the price of all other models, or else zero."""
+    """Returns the base model's current price. If it has none, returns the general price, or zero if there is none."""
     return _own_or_general_price(base_model_id) or FREE
 
 

@@ -84,10 +84,10 @@ def usage_add(
 
 @transaction.atomic
 def usage_add_all(usage: Sequence[Used]) -> int:
-    """Counts and prices the usage in the usage records, the ledger and the amounts spent in the month.
+    """Prices the usage, and adds it to the usage records, the ledger and the amounts spent in the month.
 
-    Usage whose object and sequence are in the ledger already is skipped. All transactions lock usage records before
-    amounts spent, and the rows of each table in the order of its keys, so that they cannot deadlock.
+    Usage is skipped if the ledger already has a line with its object and sequence. To avoid deadlocks, all transactions
+    lock usage records before amounts spent, and lock the rows of each table in the order of the table's keys.
     Returns: the cost of the usage that was not skipped.
     """
     spent: list[tuple[Caller, dt.datetime, int]] = []

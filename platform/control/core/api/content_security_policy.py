@@ -29,8 +29,8 @@ _POLICY = "; ".join(
 def policy() -> str:
     """Returns the header's value.
 
-    The sign-in form is answered with a redirect to the OpenID Connect provider, and browsers apply `form-action` to
-    redirects as well.
+    `form-action` includes the OpenID Connect provider: the response to the sign-in form is a redirect to the provider,
+    and browsers apply `form-action` to redirects as well.
     """
     issuer = urlsplit(get_config().oidc_issuer or "")
     return _POLICY.format(form_targets=f" {issuer.scheme}://{issuer.netloc}" if issuer.netloc else "")

@@ -22,8 +22,8 @@ class ApiError(Exception):
     """Refuses a request.
 
     `code` never changes and is meant for programs, `message` is meant for people, `param` names the invalid field.
-    The clients of OpenAI and of this project retry a 409 by themselves. The header `x-should-retry` tells them not to,
-    unless the error has a `Retry-After`, because the same request would be refused again.
+    OpenAI's clients and this project's clients retry a 409 by themselves. A 409 without `Retry-After` would be refused
+    again, so its header `x-should-retry` tells the clients not to retry.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class Operation:
     request: Any = None  # a request model; None: the operation takes no body
     query: Mapping[str, str] | None = None  # descriptions of the parameters by name
     also: str | None = None  # a second media type of the response
-    plan: Any = None  # the response model for requests with `validate_only`, whose status is 200
+    plan: Any = None  # the response model for requests with `validate_only`; the status of these responses is 200
     tagged_by: Any = None  # the request model whose members the ETag of the response covers; see `preconditions`
 
 

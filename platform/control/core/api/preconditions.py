@@ -37,7 +37,7 @@ def etag_of(shown: ResponseModel, tagged_by: type[RequestModel]) -> str:
 def only_if_match(view: TaggedView, request: Request, ids: dict[str, Any]) -> Iterator[None]:
     """Runs a change in the block. With `If-Match`, the object is locked from the comparison to the end of the change.
 
-    Raises: ApiError: 412, no tag in `If-Match` is the object's present one.
+    Raises: ApiError: 412, none of the tags in `If-Match` equals the object's current tag.
     """
     wanted = request.headers.get("If-Match")
     if wanted is None:

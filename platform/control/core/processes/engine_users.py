@@ -60,7 +60,10 @@ class EngineUser:
 
 
 def uid_range(config: Config) -> range | None:
-    """Raises: ImproperlyConfigured: the range is invalid, or this process may not change the user of its children."""
+    """Returns the range of user ids; None if none is configured.
+
+    Raises: ImproperlyConfigured: the range is invalid, or this process may not change the user of its children.
+    """
     if not config.engine_uids:
         return None
     bounds = re.fullmatch(r"(\d+)-(\d+)", config.engine_uids)
@@ -73,9 +76,10 @@ def uid_range(config: Config) -> range | None:
 
 
 def engine_user(config: Config, organization_id: str) -> EngineUser | None:
-    """Returns the organization's user, to which it assigns an id if necessary.
+    """Returns the organization's user. If the organization has no user id on this machine yet, assigns one.
 
-    None: no range is configured, so the organization's processes run as this process's user. Raises: NoFreeUser.
+    Returns None if no range is configured; the organization's processes then run as this process's user.
+    Raises: NoFreeUser.
     """
     uids = uid_range(config)
     if uids is None:
@@ -91,7 +95,7 @@ def engine_user(config: Config, organization_id: str) -> EngineUser | None:
 
 
 def home_lock(home: Path) -> Path:
-    """Returns the path of a home's lock file, which is in use while a process has the home.
+    """Returns the path of a home's lock file, which is locked while a process uses the home.
 
     The file's modification time is the time at which the user was last used.
     The lock files lie in a folder that engines cannot reach, so that no engine can block another organization's home.
@@ -100,7 +104,7 @@ def home_lock(home: Path) -> Path:
 
 
 def make_readable(folder: Path, user: EngineUser | None) -> None:
-    """Makes a folder that root has filled readable for root and this user only; None: for every user."""
+    """Lets only root and this user read a folder that root has filled, or lets everybody read it if `user` is None."""
     group, folder_mode, file_mode = (0, 0o755, 0o644) if user is None else (user.uid, 0o750, 0o640)
     for root, _, names in os.walk(folder):
         os.chown(root, 0, group)
@@ -113,7 +117,7 @@ def make_readable(folder: Path, user: EngineUser | None) -> None:
 
 
 def make_model_readable(config: Config, folder: Path, *, owner_id: str | None) -> None:
-    """Lets the processes of the organization `owner_id` read a model; None: the processes of every organization.
+    """Lets the processes of the organization `owner_id` (None: of every organization) read a model.
 
     Does nothing for a folder outside of the data folder, whose permissions the operator sets. Raises: NoFreeUser.
     """
@@ -122,7 +126,7 @@ def make_model_readable(config: Config, folder: Path, *, owner_id: str | None) -
 
 
 def make_writable(folder: Path, user: EngineUser) -> None:
-    """Lets the user write in a folder; files that root has put there still belong to root."""
+    """Makes the user the owner of a folder. Files that root has put there still belong to root."""
     folder.mkdir(parents=True, exist_ok=True)
     os.chown(folder, user.uid, user.uid)
     folder.chmod(0o700)

@@ -56,9 +56,10 @@ def _lock_shared(file: IO[bytes], max_wait_seconds: float | None) -> None:
 
 @contextmanager
 def locked_alone(path: Path) -> Iterator[None]:
-    """Waits until no other process is in such a block with this path. A missing file is created, for this user only.
+    """Waits until no other process is in a `locked_alone` block with this path, and then runs the block.
 
-    Only processes that are trusted may be able to open the file, because any of them can make the others wait.
+    A missing file is created with permissions for this user only. Only trusted processes may be able to open the file,
+    because any of them can make the others wait.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -72,7 +73,7 @@ def locked_alone(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked_if_unused(path: Path) -> Iterator[bool]:
-    """Yields True if no other process uses the file; then no other process can use it during the block either.
+    """Yields True if no other process uses the file, and then keeps the file locked during the block.
 
     Yields False if another process uses the file. A missing file is created with permissions for this user only.
     """

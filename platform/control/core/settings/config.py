@@ -25,7 +25,7 @@ class StatedDevice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["cpu", "cuda"]
-    index: Annotated[int, Field(ge=0, le=32_767)] = 0  # among the devices of this kind of the machine, as CUDA counts
+    index: Annotated[int, Field(ge=0, le=32_767)] = 0  # its number among the machine's devices of this kind, as in CUDA
     model: Annotated[str, Field(max_length=80)] = ""
     memory_bytes: Annotated[int, Field(ge=1)]
     price_per_hour: Annotated[float, Field(ge=0, le=1_000_000)] | None = None  # USD; None: the price of the kind
@@ -40,8 +40,8 @@ class Config(BaseSettings):
     database_url: SecretStr | None = None  # postgresql://user:password@host/name; none: SQLite in data_dir
     # The PostgreSQL role of the running service. It does not own the tables; `migrate` grants it access to their rows.
     database_role: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "slipstream_app"
-    redis_url: SecretStr | None = None  # none: workers poll
-    s3_bucket: str | None = None  # none: a folder in data_dir
+    redis_url: SecretStr | None = None  # none: workers poll the database
+    s3_bucket: str | None = None  # none: objects are stored in a folder in data_dir
     s3_endpoint_url: str | None = None  # none: AWS
 
     lease_seconds: Annotated[float, Field(gt=0)] = 30.0
@@ -73,26 +73,28 @@ class Config(BaseSettings):
     # for the id of the caller's organization. Empty: customers may not register models.
     model_roots: str = ""
     max_model_bytes: Annotated[int, Field(ge=1)] = 512 * 1024 * MIB
-    # Limit in bytes for copies of models from S3, speculators and adapters on each machine. Above it, the least
-    # recently used ones are deleted, unless they are in use. The second name is that of earlier releases.
+    # Limit in bytes for the copies of models from S3, speculators and adapters on each machine. When it is exceeded,
+    # copies that are not in use are deleted, the least recently used first. Earlier releases used the second name.
     node_cache: Annotated[int, Field(ge=0)] = Field(
         default=1024 * 1024 * MIB,
         validation_alias=AliasChoices("SLIPSTREAM_NODE_CACHE", "SLIPSTREAM_MAX_MODEL_COPIES_BYTES"),
     )
-    # Limit for homes of engine users on each machine. Above it, the least recently used unused homes are deleted.
+    # Limit for the home folders of engine users on each machine. When it is exceeded, homes that no process uses are
+    # deleted, the least recently used first.
     max_engine_homes_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * MIB
-    # A model whose loss on an English test text is higher is refused: see models/catalog/plausibility.py.
+    # A model is refused if its loss on an English test text exceeds this limit: see models/catalog/plausibility.py.
     max_model_bits_per_byte: Annotated[float, Field(gt=0, le=40)] = 2.4
 
     secret_key: SecretStr | None = None
     secret_key_fallbacks: SecretStr = SecretStr("")  # earlier keys, comma-separated, which only decrypt and verify
     allowed_hosts: str = "localhost,127.0.0.1,[::1]"  # comma-separated
     device: str = "auto"
-    # The devices that workers lease for jobs, and supervisors for endpoints: one job or replica per device. Empty: a
-    # worker's own device, for any job, and for endpoints see the next setting.
+    # The devices that workers lease for jobs and supervisors lease for endpoints: one job or replica per device. If it
+    # is empty, each worker runs any job on its own device, and `endpoint_devices` names the devices of endpoints.
     devices: tuple[StatedDevice, ...] = ()
-    # Comma-separated CUDA devices, as in CUDA_VISIBLE_DEVICES; each endpoint gets one device for itself, without a
-    # lease. None: the stated devices, or those in the supervisor's CUDA_VISIBLE_DEVICES, or all of its machine.
+    # Comma-separated CUDA devices, as in CUDA_VISIBLE_DEVICES. Each endpoint gets one of them for itself, without a
+    # lease. If it is None, endpoints lease the devices in `devices`. If those are empty too, endpoints use the
+    # supervisor's CUDA_VISIBLE_DEVICES or, if this is not set, all CUDA devices of the machine.
     endpoint_devices: str | None = None
     # Memory of the device that each endpoint may use. None: nearly all of a GPU; on a CPU, the weights plus 1 GiB.
     endpoint_memory_bytes: Annotated[int, Field(ge=1)] | None = None
@@ -101,7 +103,7 @@ class Config(BaseSettings):
     # The host on which gateways reach the engines. Unless it is the loopback address, engines listen on all interfaces.
     engine_host: str = LOOPBACK
     node_name: Annotated[str, Field(min_length=1, max_length=80)] = socket.gethostname()[:80]  # unique per machine
-    # What starts the engines of endpoints: `process`, on the supervisor's machine; `ray`, on machines of a Ray cluster.
+    # Where the engines of endpoints run: on the supervisor's machine (`process`), or on a Ray cluster (`ray`).
     # All supervisors must have the same launcher.
     launcher: Literal["process", "ray"] = "process"
     ray_address: str = "auto"  # host:port of the cluster's head; auto: the cluster of the raylet on this machine
@@ -110,17 +112,18 @@ class Config(BaseSettings):
     engine_tls: bool = True
     # FIRST-LAST: a range of user ids. All engines and jobs of an organization run as one of them. Requires root.
     engine_uids: str = ""
-    suffix_decoding: bool = True  # beside every speculator; all drafts are then made on the host
+    suffix_decoding: bool = True  # whether engines also draft by suffix decoding; then the host makes all drafts
     # USD per hour of a worker's device; evaluations compute costs from this price
     price_per_gpu_hour: Annotated[float, Field(ge=0)] | None = None
-    # Credits of device time, in percent of its cost; 0: none. For attempts that failed with the class infra or bug:
+    # Percentage of the cost of device time that is credited for attempts that failed with the class infra or bug.
     credit_failed_percent: Annotated[int, Field(ge=0, le=100)] = 100
-    # For the training of pipelines whose speculator did not pass the gate:
+    # Percentage that is credited for the training of pipelines whose speculator did not pass the gate.
     credit_gate_percent: Annotated[int, Field(ge=0, le=100)] = 100
-    # USD: limit of the latter for one organization and one month of usage, because customers choose their gates
+    # Limit in USD of the credits for gates that one organization gets for one month of usage. There is a limit because
+    # customers choose their gates.
     credit_gate_limit: Annotated[float, Field(ge=0, le=1_000_000_000)] = 100.0
     certificate_key: SecretStr | None = None  # Ed25519, 32 bytes in base64; none: derived from the secret key
-    # Where people reach the console, without a path at the end; links in mails begin with it.
+    # The URL of the console, without a path. Links in mails begin with this URL.
     public_url: Annotated[str, Field(pattern=r"^https?://[^/]+$")] = "http://localhost:8000"
     # smtp://user:password@host:port; smtps:// is TLS from the start, smtp+starttls:// begins TLS after the greeting.
     # None: mails are only printed on standard output.
@@ -135,10 +138,10 @@ class Config(BaseSettings):
     log_level: str = "INFO"
     # Logs of jobs, endpoints and components in the data folder of a machine; logs in use are never deleted.
     max_log_file_bytes: Annotated[int, Field(ge=1)] = 64 * MIB  # a larger log is rotated
-    max_old_log_files: Annotated[int, Field(ge=0)] = 3  # number of rotated files that are kept of one log
+    max_old_log_files: Annotated[int, Field(ge=0)] = 3  # number of rotated files that are kept for each log
     # limit of the total size of all logs; above it, the least recently written logs are deleted
     max_logs_bytes: Annotated[int, Field(ge=0)] = 2 * 1024 * MIB
-    metrics_token: SecretStr | None = None  # required to read /metrics; none: only processes of this machine may
+    metrics_token: SecretStr | None = None  # required to read /metrics; none: only this machine may read it
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # port of /metrics in workers and the supervisor
     tracing: bool = False  # exports OpenTelemetry traces; the OTEL_* variables name the destination
 

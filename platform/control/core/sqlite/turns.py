@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MAX_WAIT_SECONDS = 5.0
-ARE_AVAILABLE = hasattr(fcntl, "F_OFD_SETLK")  # on Linux; elsewhere writers have no order
+ARE_AVAILABLE = hasattr(fcntl, "F_OFD_SETLK")  # true on Linux; on other systems, writers take no turns
 
 _POLL_SECONDS = 0.001
 _COUNTER_BYTES = 8

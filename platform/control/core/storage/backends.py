@@ -96,7 +96,7 @@ class FolderStorage:
             with path.open("rb") as source, temporary.open("xb") as copy:
                 shutil.copyfileobj(source, copy, 1 << 20)
                 copy.flush()
-                os.fsync(copy.fileno())  # the row that names the key survives a power cut, so the bytes must, too
+                os.fsync(copy.fileno())  # the row with the key survives a power cut, so the bytes must survive it, too
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -146,7 +146,7 @@ class FolderStorage:
 def _files_below(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yields files and their names relative to `folder`, without hidden files.
 
-    Releases before this one left temporary files (`.name.random`) beside the objects when they were killed.
+    Earlier releases left temporary files (`.name.random`) beside the objects when their processes were killed.
     """
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.name.startswith("."):

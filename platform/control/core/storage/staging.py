@@ -25,7 +25,8 @@ ABANDONED_SECONDS = 24 * 3600.0  # no request or job uses a staged file longer t
 class StagedFile:
     """A complete file in the staging folder.
 
-    The caller of `new_staging_path` deletes the file, and `staged_writer` its own at the end of its block.
+    The caller of `new_staging_path` must delete a file at that path. `staged_writer` deletes its file at the end of its
+    block.
     """
 
     path: Path

@@ -9,7 +9,9 @@ _ONE_RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 
 
 def requested_range(headers: Mapping[str, str], *, size_bytes: int, etag: str) -> range | None:
-    """Returns the positions of the requested bytes, or None for the whole file, as when `If-Range` does not match.
+    """Returns the positions of the requested bytes.
+
+    Returns None if the whole file must be sent, for example because `If-Range` does not match.
 
     Raises: ApiError: 416, the range begins after the end of the file.
     """

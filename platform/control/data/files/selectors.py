@@ -16,7 +16,7 @@ def files_list(organization: Organization, *, purpose: str | None = None) -> Que
 
 
 def batch_file_check(file: File, *, param: str) -> File:
-    """Raises: ApiError: 400, the file does not have the rows of a batch."""
+    """Returns the file. Raises: ApiError: 400, the purpose of the file is not `batch`."""
     if file.purpose != File.Purpose.BATCH:
         message = f"{param} must name a file with purpose 'batch', got one with purpose {file.purpose!r}"
         raise ApiError(400, message, "invalid_value", param)

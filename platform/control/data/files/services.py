@@ -111,7 +111,8 @@ def file_record(
 ) -> File:
     """Creates, in the caller's transaction, the row of a result file whose bytes the caller has already stored.
 
-    The bytes count towards the storage quota, but the file is stored even beyond it, because its job has already run.
+    The bytes count towards the storage quota. The row is created even if they exceed it, because the job has already
+    run.
     """
     file = _row(organization, filename, purpose, staged, storage_key, expires_after, file_id())
     file.save(force_insert=True)

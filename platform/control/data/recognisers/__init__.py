@@ -1,1 +1,1 @@
-"""Recognisers of personal data and secrets in texts. They import neither Django nor anything of a model."""
+"""Recognisers of personal data and secrets in texts. They import neither Django nor a library that runs models."""

@@ -34,7 +34,7 @@ _END_OF_KEY = b"-----END "
 
 
 def _token(match: Any) -> Span:
-    """Accepts the match, or its group, with the rest of the word: some patterns cut off the end of longer tokens."""
+    """Accepts the match (or its first group) and the rest of the word: some patterns match only a prefix of a token."""
     begin, end = match.span()
     if match.re.groups and match[1]:
         begin, end = match.span(1)
@@ -98,6 +98,6 @@ SECRETS: Mapping[str, Sequence[Recogniser]] = {
     "mailchimp_key": _of(MailchimpDetector.denylist),
     "npm_token": _of(NpmDetector.denylist),
     "discord_token": _of(DiscordBotTokenDetector.denylist),
-    "artifactory_token": _of(ArtifactoryDetector.denylist[:1]),  # the second pattern takes RE2 too long
+    "artifactory_token": _of(ArtifactoryDetector.denylist[:1]),  # RE2 needs too much time for the second pattern
     "password_in_url": _of(BasicAuthDetector.denylist),
 }

@@ -1,4 +1,4 @@
-"""Recognisers of personal data: addresses of e-mail and of the internet, and numbers of cards, accounts and phones."""
+"""Recognisers of personal data: e-mail and IP addresses, and the numbers of cards, bank accounts and phones."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +9,14 @@ from stdnum import iban, luhn
 
 from control.data.recognisers.recogniser import Recogniser, Span
 
-_MIN_IBAN = 15  # the shortest account number, that of Norway
+_MIN_IBAN = 15  # length of the shortest IBANs, which are Norwegian
 _MIN_PHONE = 8
 _CARD_GROUP = 4  # digits
 _MAX_UTF8 = 4  # bytes of a character
 
 
 def _address(match: Any) -> Span | None:
-    """Accepts IP addresses. Part of a word, as in `std::vector`, is none, nor is the operator `::`."""
+    """Accepts IP addresses. Refuses matches within a word, such as `d::` in `std::vector`, and the operator `::`."""
     begin, end = match.span()
     before = match.string[max(0, begin - _MAX_UTF8) : begin].decode(errors="ignore")[-1:]
     after = match.string[end : end + _MAX_UTF8].decode(errors="ignore")[:1]
@@ -38,14 +38,14 @@ def _card_number(match: Any) -> Span:
 
 
 def _account_number(match: Any) -> Span | None:
-    """Accepts the longest beginning that is an IBAN, because the match may end with the next word."""
+    """Accepts the longest prefix of the match that is an IBAN, because the match may include part of the next word."""
     text = match[0].decode()
     lengths = range(len(text), _MIN_IBAN - 1, -1)
     return _beginning(match, (length for length in lengths if iban.is_valid(text[:length])))
 
 
 def _phone_number(match: Any) -> Span | None:
-    """Accepts the longest beginning that is a number of its country, because the match may end with other digits."""
+    """Accepts the longest prefix of the match that is a valid phone number, because the match may have more digits."""
     text = match[0].decode()
     ends = (end for end in range(len(text), _MIN_PHONE - 1, -1) if not text[end : end + 1].isdigit())
     return _beginning(match, (end for end in ends if text[end - 1].isdigit() and _is_phone_number(text[:end])))
@@ -59,7 +59,7 @@ def _is_phone_number(text: str) -> bool:
 
 
 def _beginning(match: Any, lengths: Iterable[int]) -> Span | None:
-    """Returns the beginning of the match that has the first of the lengths. Args: lengths: of ASCII characters."""
+    """Returns the span of the match's first N bytes, where N is the first of `lengths`. None: there are no lengths."""
     length = next(iter(lengths), None)
     return None if length is None else (match.start(), match.start() + length)
 
@@ -75,5 +75,5 @@ PERSONAL: Mapping[str, Sequence[Recogniser]] = {
         Recogniser(r"\b3[47]\d{2}[ \-]?\d{6}[ \-]?\d{5}\b", _card_number),
     ],
     "iban": [Recogniser(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b", _account_number)],
-    "phone_number": [Recogniser(r"\+\d[\d ().\-/]{6,24}\d", _phone_number)],  # only with the code of a country
+    "phone_number": [Recogniser(r"\+\d[\d ().\-/]{6,24}\d", _phone_number)],  # only numbers with a country code
 }

@@ -12,8 +12,9 @@ from typing import Any
 import re2
 
 Span = tuple[int, int]  # the bytes at which a found text begins and ends
-# Called with a match of re2. Returns what the recogniser looks for, which begins within the match. None or an empty
-# span means that it is not here; the search continues after the match, or at the empty span.
+# Called with a match of re2. Returns the span of the text that the recogniser accepts, which begins within the match.
+# Returns None if it accepts nothing; the search then continues after the match. It may also return an empty span, so
+# that the search continues at the position of this span.
 Check = Callable[[Any], Span | None]
 
 
@@ -52,7 +53,7 @@ class Recogniser:
     def replaced(self, text: bytes, replacement: bytes) -> bytes:
         """Returns the text with this replacement in place of each found text."""
         pieces: list[bytes] = []
-        copied = 0  # the bytes before it are in the pieces
+        copied = 0  # the text before this position is already in `pieces`
         for begin, end in self.find(text):
             pieces += (text[copied:begin], replacement)
             copied = end

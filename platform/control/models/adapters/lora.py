@@ -121,7 +121,7 @@ class _Dimensions:
 def _dimensions(model: Mapping[str, Any]) -> _Dimensions | None:
     """Returns the sizes with which an adapter must agree, or None if config.json lacks a required key.
 
-    If None, only the engine checks the adapter's widths, when it loads the adapter.
+    If the result is None, only the engine checks the adapter's widths, when it loads the adapter.
     """
     try:
         hidden, num_heads = int(model["hidden_size"]), int(model["num_attention_heads"])

@@ -1,4 +1,4 @@
-"""An adapter of a base model: a row, and two files in storage, which have the names that peft gives them."""
+"""The table of LoRA adapters. An adapter's two files are in storage, under the names that peft gives them."""
 
 from django.db import models
 
@@ -13,7 +13,7 @@ class Adapter(ProjectObject):
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="adapters")
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="adapters")
     name = models.CharField(
-        max_length=240,  # of a fine-tuned adapter; customers give names of at most 64 characters
+        max_length=240,  # for fine-tuned adapters; customers give names of at most 64 characters
         help_text="A request selects the adapter by setting `model` to `deployment:name`, or to a name like `ft:...`.",
     )
     rank = models.PositiveIntegerField()
@@ -32,11 +32,16 @@ class Adapter(ProjectObject):
         return self.name
 
     def model_name(self, deployment_name: str) -> str:
-        """Returns the `model` of requests for this adapter: a fine-tuned adapter has the same name everywhere."""
+        """Returns the value of `model` that selects this adapter in requests to the deployment.
+
+        The name of a fine-tuned adapter does not depend on the deployment.
+        """
         return self.name if is_fine_tuned(self.name) else f"{deployment_name}:{self.name}"
 
 
 def is_fine_tuned(name: str) -> bool:
-    """Whether a model name is that of a fine-tuned adapter: `ft:MODEL:SUFFIX:ID`. No other adapter's name has a colon,
-    so `ft:NAME` with a single colon is an adapter of a deployment that is named `ft`."""
+    """Returns whether a model name has the form `ft:MODEL:SUFFIX:ID`, which only fine-tuned adapters have.
+
+    The name `ft:NAME`, with a single colon, selects the adapter NAME of a deployment that is named `ft`.
+    """
     return name.startswith("ft:") and name.count(":") > 1

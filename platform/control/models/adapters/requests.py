@@ -11,7 +11,7 @@ from control.tenants.accounts.models import Organization
 
 
 def create_from(organization: Organization, body: AdapterInput) -> Adapter:
-    """Raises: ApiError: 404, no such model or file; otherwise as `adapter_create`."""
+    """Raises: ApiError: 404, the model or a file does not exist; or as `adapter_create`."""
     return adapter_create(
         organization=organization,
         name=body.name,

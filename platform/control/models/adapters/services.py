@@ -64,7 +64,9 @@ def adapter_store(
     folder: Path,
     on_saved: Callable[[Adapter], object],
 ) -> Adapter:
-    """Checks the two files in `folder` and stores them as an adapter. The file of the configuration is replaced.
+    """Checks the two files in `folder` and stores them as an adapter.
+
+    Only the checked keys of the configuration are stored: adapter_config.json in `folder` is overwritten with them.
 
     Args: on_saved: called in the transaction that adds the adapter's row.
     Raises: ApiError: 400, the files are not an adapter of this model; 403, they would exceed the storage limit; 409,
@@ -134,7 +136,7 @@ def _copy(file: File, path: Path, param: str) -> None:
 
 
 def _read(file: File) -> bytes:
-    """Reads at most one byte more than the limit, by which `inspect_adapter` recognizes a file that is too large."""
+    """Reads at most one byte more than the limit, which is enough for `inspect_adapter` to refuse a larger file."""
     try:
         with get_storage().open(file.storage_key) as source:
             return source.read(MAX_CONFIG_BYTES + 1)

@@ -1,8 +1,8 @@
 """Publishes speculators to all organizations, and withdraws them. Only operators call these services.
 
-The artifact is written anew: its configuration, its weights and a draft model's tokenizer files. Reports, plots,
-metrics and the provenance of the training stay with the organization that owns the original, and neither the row nor
-the storage keys name that organization. The deletion of the original does not affect the published speculator.
+Publishing writes a new artifact, which has the configuration, the weights and, for a draft model, the tokenizer files.
+Reports, plots, metrics and the provenance of the training are not copied. Neither the database row nor the storage keys
+name the organization that owns the original. The deletion of the original does not affect the published speculator.
 """
 
 import json
@@ -31,9 +31,9 @@ from workers.kinds import OUTPUT_CHANGING_KINDS
 def base_speculator_publish(*, speculator: Speculator, name: str, description: str = "") -> BaseSpeculator:
     """Publishes a copy of an organization's speculator as the next version under this name.
 
-    Raises: ApiError: 400, the kind changes answers, the model is not shared, or the artifact is damaged; 409, the
-        speculator is not ready, is itself the use of a base speculator, or was trained for another revision,
-        tokenizer or template of the model.
+    Raises: ApiError: 400, speculators of this kind change answers, the model is not shared, or the artifact is damaged;
+        409, the speculator is not ready, is an organization's use of a base speculator, or was trained for another
+        revision, tokenizer or template of the model.
     """
     if speculator.base_speculator_id is not None:
         raise ApiError(409, f"Speculator {speculator.pk} is a base speculator already.", "already_published")
@@ -73,7 +73,7 @@ def base_speculator_import(
 
 @transaction.atomic
 def base_speculator_withdraw(*, base_speculator: BaseSpeculator) -> None:
-    """Ends the offer. Organizations that use the speculator keep it, and its files stay in storage for them."""
+    """Stops offering the speculator. Organizations that already use it keep it, and its files stay in storage."""
     BaseSpeculator.objects.filter(pk=base_speculator.pk, withdrawn_at=None).update(withdrawn_at=timezone.now())
 
 

@@ -1,7 +1,7 @@
 """Resolves the ids of speculators in requests, which may name an organization's speculator or a base speculator.
 
-The use of a base speculator by an organization is a speculator of the organization: deployments, evaluations, rollouts
-and trainings refer to it as to any other. Its row has no files and no report of its own.
+When an organization first uses a base speculator, a `Speculator` row is created for this organization. Deployments,
+evaluations, rollouts and trainings refer to this row, which has no files and no report of its own.
 """
 
 from django.db import transaction
@@ -16,10 +16,12 @@ from control.tenants.audit.record import audit_record, audited
 
 
 def speculator_resolve(organization: Organization, speculator_id: str) -> Speculator:
-    """Returns the organization's speculator. For a base speculator's id this is the organization's use of it, which
-    the first request creates.
+    """Returns the organization's speculator with this id.
 
-    Raises: ApiError: 404, no such speculator, also for another organization's, and for a withdrawn base speculator.
+    If the id names a base speculator, returns the row for the organization's use of it. The first request creates it.
+
+    Raises: ApiError: 404, the speculator does not exist, belongs to another organization, or is a withdrawn base
+        speculator.
     """
     if not speculator_id.startswith(BASE_SPECULATOR):
         return speculator_get(organization, speculator_id)
@@ -38,7 +40,7 @@ def speculator_preview(organization: Organization, speculator_id: str, *, param:
 @audited("speculator.use", records_itself=True)
 @transaction.atomic  # not `change`: the request's transaction must not begin before the request has read its files
 def base_speculator_use(*, organization: Organization, base_speculator: BaseSpeculator) -> Speculator:
-    """Creates the organization's use of a base speculator, unless a concurrent request has created it."""
+    """Creates the row for an organization's use of a base speculator, unless a concurrent request has created it."""
     made = _new_use(organization, base_speculator)
     made.version = speculator_next_version(organization, made.name)  # locks the organization
     if (existing := _use_of(organization, base_speculator)) is not None:
@@ -64,6 +66,6 @@ def _new_use(organization: Organization, base: BaseSpeculator) -> Speculator:
         target_texts=base.target_texts,
         training={"method": base.kind},
     )
-    # Earlier releases read this prefix, and delete what is stored below it when the speculator is deleted.
+    # Earlier releases read this prefix. When the speculator is deleted, they delete the objects below it.
     made.storage_prefix = f"{organization.pk}/speculators/{made.pk}"
     return made

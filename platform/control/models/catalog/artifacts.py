@@ -1,4 +1,4 @@
-"""This machine's copies of speculators and adapters. It fetches each of them once, however many engines use it.
+"""Manages this machine's copies of speculators and adapters. Each is fetched once, however many engines use it.
 
 A copy never changes, because a speculator or adapter that is made anew has another id.
 """

@@ -6,8 +6,8 @@ In the folder `models` of the data folder, for the model, speculator or adapter 
     ID         a complete copy: it appears and disappears by a rename, so that it is never partial
     ID.lock    locked briefly, while a use begins or the copy is deleted; its modification time is the time of the
                last use
-    ID.lock.*  one file for each use, locked until the last process that inherited it has ended; one of them, `fetch`,
-               is locked while a process fetches the copy, so that the others wait for it instead of fetching, too
+    ID.lock.*  one file for each use, locked until the last process that inherited the file has ended. The file
+               `ID.lock.fetch` is locked while a process fetches the copy; other processes wait for this lock
     .ID.*      a partial copy, which is being fetched or deleted
 
 An engine inherits only the file of its own use, and its operating-system user can open none of the other lock files. An
@@ -61,7 +61,7 @@ def use_copy(folder: Path) -> IO[bytes]:
 
 
 def use_if_copy(config: Config, folder: Path) -> IO[bytes] | None:
-    """Calls `use_copy` if the model's folder is a copy; None: the folder is not a copy, so it is never deleted."""
+    """Calls `use_copy` if the model's folder is a copy. Other folders are never deleted; for them, returns None."""
     is_copy = folder.parent == _all_copies(config) and _lock_path(folder).exists()
     return use_copy(folder) if is_copy else None
 
@@ -74,9 +74,9 @@ def only_fetcher(folder: Path) -> Iterator[bool]:
 
 
 def complete_copy(partial: Path, folder: Path) -> None:
-    """Makes a partial copy the copy, unless there is one already.
+    """Renames a complete partial copy to `folder`, unless `folder` exists already.
 
-    The files are on the disk before, so that a power cut leaves no copy with empty files.
+    The files are synced to the disk before the rename, so that a power cut leaves no copy with empty files.
     """
     for path in partial.rglob("*"):
         if path.is_file():
@@ -90,8 +90,7 @@ def complete_copy(partial: Path, folder: Path) -> None:
 
 
 def partial_folder(folder: Path) -> Path:
-    """Returns a new path for a partial copy: one that becomes `folder` when it is complete, or the rest of `folder`
-    while it is being deleted."""
+    """Returns a new path for a partial copy, which is either being fetched, to become `folder`, or being deleted."""
     return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
 
 
@@ -105,7 +104,7 @@ def delete_copy(folder: Path) -> None:
 def model_copies_limit(config: Config, *, reserved_bytes: int = 0) -> None:
     """Deletes what killed processes have left, then the least recently used copies until the rest fits the limit.
 
-    Args: reserved_bytes: of the copy that is fetched next.
+    Args: reserved_bytes: size of the copy that is fetched next.
     """
     folder = _all_copies(config)
     with locked_if_unused(folder / ".limit") as is_mine:
@@ -120,7 +119,7 @@ def model_copies_limit(config: Config, *, reserved_bytes: int = 0) -> None:
 
 
 def _tidied(folder: Path) -> _Copy:
-    """Returns the size and the last use of a copy, which is now if a process is using the copy.
+    """Returns the size of a copy and the time of its last use. A copy in use has the current time.
 
     If no process uses the copy, deletes its partial folders, because only users of the copy create them.
     """

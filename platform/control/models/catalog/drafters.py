@@ -20,5 +20,5 @@ def changes_output(old: Speculator | None, new: Speculator | None) -> bool:
 
 
 def _output_of(speculator: Speculator | None) -> str | None:
-    """Returns the id of the speculator whose adapter every answer uses; None: answers are those of the base model."""
+    """Returns the id of the speculator whose adapter every answer uses; None: no adapter changes the answers."""
     return speculator.pk if speculator is not None and speculator.kind in OUTPUT_CHANGING_KINDS else None

@@ -39,7 +39,7 @@ _ITEM_BITS = {
 
 
 class UnusableModel(ValueError):
-    """The folder does not hold a model that can be served. `code` is permanent."""
+    """The folder does not contain a model that can be served. `code` is a stable error code of the API."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -107,7 +107,7 @@ def _check_names(path: Path) -> None:
 
 
 def check_name(name: str) -> None:
-    """Args: name: of a file, or of a folder if it ends in `/`. Raises: UnusableModel: the name is not allowed."""
+    """Args: name: a file's name, or a folder's name and a `/`. Raises: UnusableModel: the name is not allowed."""
     if name == MODELOPT_FILE:
         raise UnusableModel(QUANTIZED_CHECKPOINT, quantized_message("unknown", name))
     if "/" in name or not any(fnmatch(name, pattern) for pattern in MODEL_NAMES):

@@ -1,4 +1,4 @@
-"""Checks the hyperparameters of a request before anything is spent."""
+"""Checks the hyperparameters of a request."""
 
 from collections.abc import Mapping
 from typing import Any

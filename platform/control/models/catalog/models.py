@@ -1,4 +1,4 @@
-"""Base models that customers may use, the speculators trained for them, and those that all organizations share."""
+"""Tables of base models, base speculators (which all organizations share) and organizations' own speculators."""
 
 from django.db import models
 from django.db.models import Q

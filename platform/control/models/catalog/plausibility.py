@@ -27,7 +27,7 @@ def implausibility(
         perplexity: None if it is infinite or not a number.
         num_tokens: number of predicted tokens.
         num_bytes: length of the text that these tokens encode.
-        max_bits_per_byte: the model is refused above this.
+        max_bits_per_byte: a model with more bits per byte is refused.
     """
     if num_tokens < MIN_TOKENS:
         return (

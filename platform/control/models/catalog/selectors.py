@@ -9,12 +9,12 @@ from control.tenants.accounts.projects import visible
 
 
 def base_models_list(organization: Organization) -> QuerySet[BaseModel]:
-    """Returns the organization's ready models, and the shared models whose name none of these models has."""
+    """Returns the organization's ready models, and the shared models except those with the name of a ready model."""
     return registered_models_list(organization).filter(status=BaseModel.Status.READY)
 
 
 def registered_models_list(organization: Organization) -> QuerySet[BaseModel]:
-    """Returns the models of `base_models_list`, and models that are being checked or were refused."""
+    """Returns the models of `base_models_list` and the organization's models that are being checked or were refused."""
     own = visible(organization, also_of_no_project=True)
     ready = BaseModel.objects.filter(own, status=BaseModel.Status.READY)
     return BaseModel.objects.filter(own | Q(organization=None) & ~Q(name__in=ready.values("name")))

@@ -64,8 +64,8 @@ def speculator_next_version(organization: Organization, name: str) -> int:
 def speculator_ready(*, speculator: Speculator, storage_prefix: str, training: Mapping[str, Any]) -> Speculator:
     """Marks the speculator as ready once its artifact is in storage. A second call changes nothing.
 
-    training: the training job's result. Its `method` becomes the speculator's kind, which was `auto` if training chose
-        the kind.
+    Args: training: the training job's result. Its `method` becomes the speculator's kind, which was `auto` if the
+        training chose the kind.
     """
     return _finish_training(
         speculator,

@@ -1,7 +1,7 @@
-"""Fetches models from their source: a folder that exists on every machine, or S3, from which each machine copies once.
+"""Fetches models from their source: a folder that exists on every machine, or a prefix in S3.
 
-A customer's source must lie below one of `SLIPSTREAM_MODEL_ROOTS`. File names and sizes are checked before anything is
-fetched, and the contents are checked before anything loads them (`folder`).
+Each machine copies a model from S3 once. A customer's source must lie below one of `SLIPSTREAM_MODEL_ROOTS`. File names
+and sizes are checked before anything is fetched, and `folder.py` checks the contents before anything loads them.
 """
 
 import shutil
@@ -100,10 +100,11 @@ def _check_unlinked(path: Path) -> None:
 
 
 def _fetch(base_model: BaseModel, *, revision: str | None) -> ModelFolder:
-    """Fetches and checks the model while the caller uses its copy and is its only fetcher.
+    """Fetches and checks the model. The caller must have called `use_copy` and hold the lock of `only_fetcher`.
 
-    Args: revision: the expected revision; None: any revision, which replaces an earlier copy.
-    Effects: the copy is complete or absent, never partial. If there is a copy already, it stays.
+    Args: revision: the expected revision. If a copy exists already, it stays. With None, any revision is accepted and
+        replaces an existing copy.
+    Effects: the copy is complete or absent, never partial.
     """
     copy = copy_folder(get_config(), base_model.pk)
     partial = partial_folder(copy)

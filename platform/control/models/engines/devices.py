@@ -1,4 +1,4 @@
-"""The kinds of devices of the installation: their memory and prices, as far as the operators stated them."""
+"""The kinds of devices of the installation, with the memory and the prices that the operators have stated."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class DeviceKind:
 def device_kinds(name: str = "") -> list[DeviceKind]:
     """Returns this machine's kind of device, and then the other kinds for which a price or the memory is set.
 
-    Args: name: kind or model of registered devices, which are then returned alone.
+    Args: name: kind or model of a device. If a registered device has this name, only such devices are returned.
     """
     if name and (groups := hardware_named(name)):
         return [

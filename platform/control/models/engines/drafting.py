@@ -14,7 +14,7 @@ def drafter_name(options: EngineOptions, speculator: Speculator | None) -> str |
 
 
 def drafting_check(options: EngineOptions, *, base_model: BaseModel | None, has_speculator: bool) -> None:
-    """Raises: ApiError: 400, the options contradict each other, the speculator or the model."""
+    """Raises: ApiError: 400, the options contradict each other, or do not fit the speculator or the model."""
     drafting, param = options.drafting, "engine.drafting"
     if drafting == "speculator" and not has_speculator:
         raise ApiError(400, f"{param} is 'speculator', but there is no speculator.", "speculator_required", param)

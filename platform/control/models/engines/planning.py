@@ -48,10 +48,10 @@ class Workload:
         further_speculators: the other speculators of an evaluation, which are loaded at the same time.
         num_further_engines: the engines of an evaluation's further arms.
         trains_speculator: whether the served speculator is yet to be trained, so that its size is unknown.
-        hardware: kind or model of the device that was asked for; empty: any. A name that no present device has is
-            planned as any device.
-        staged_speculator_bytes: size of the weights of a speculator that the caller has measured. `speculator` is then
-            None, so that storage is not asked.
+        hardware: requested kind or model of the device; empty: any device. If no registered device has this name, the
+            plan covers all kinds of devices.
+        staged_speculator_bytes: size of a speculator's weights that the caller has measured. `speculator` is then None,
+            so that the size is not read from storage.
     """
 
     purpose: Purpose
@@ -101,7 +101,7 @@ def concurrency_check(options: EngineOptions, concurrencies: Sequence[int], para
 
 
 def memory_limit(options: EngineOptions, total_bytes: int | None) -> int | None:
-    """Returns the share of `total_bytes` that the engine may use; None: no total or no share is given."""
+    """Returns how many of `total_bytes` the engine may use; None if the total or the share is not given."""
     if options.memory_share is None or total_bytes is None:
         return None
     return int(options.memory_share * total_bytes)
@@ -146,10 +146,10 @@ class _Planner:
         )
 
     def needed(self, kind: str) -> int | None:
-        """Returns the memory that a device of this kind must have; None: it cannot run the workload; 0: unknown.
+        """Returns the bytes of memory that a device of this kind must have.
 
-        An engine that fills a share of the memory needs one sequence at least. A CPU's engine without a share takes
-        memory of a fixed size.
+        None: devices of this kind cannot run the workload; 0: the memory is unknown. An engine that fills a share of
+        the memory needs room for at least one sequence. An engine on a CPU without a share uses memory of a fixed size.
         """
         if _unsupported(self.options, self.sizes, kind) is not None:
             return None
@@ -273,7 +273,10 @@ def _refusal(devices: Sequence[DevicePlan]) -> ApiError:
 
 
 def context_limit(options: EngineOptions, model: BaseModel) -> int | None:
-    """Returns the most tokens of a prompt and its answer, if the device's memory sets no lower limit; None: unknown."""
+    """Returns the maximum tokens of a prompt and its answer together; None: unknown.
+
+    The device's memory may allow fewer tokens.
+    """
     limits = [limit for limit in (options.max_context, _longest(model)) if limit is not None]
     return min(limits, default=None)
 

@@ -24,6 +24,7 @@ class ConsoleConfig(AppConfig):
         admin.site.index_template = "console/index.html"
         admin.site.index_title = "Overview"
         if settings.STAFF_TWO_FACTOR:
-            from control.operations.console.two_factor import require_two_factor  # its app is not installed otherwise
+            # imported here, because the app with the model is installed only with this setting
+            from control.operations.console.two_factor import require_two_factor
 
             require_two_factor(admin.site)

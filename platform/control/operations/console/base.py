@@ -62,7 +62,7 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
         return get_object_or_404(rows, pk=unquote(object_id))
 
     def opening(self, request: HttpRequest, row: Any) -> SafeString | str:
-        """Returns what stands above the fields on a row's page: what the object is for."""
+        """Returns the HTML that a row's page shows above the fields, such as figures and progress; may be empty."""
         return ""
 
     def render_change_form(
@@ -108,7 +108,7 @@ class RowsAdmin(ModelAdmin):  # type: ignore[misc]  # unfold has no types
         return [button for button in super().get_actions_detail(request, object_id) if button.method.is_applicable(row)]
 
     def get_list_filter(self, request: HttpRequest) -> list[Any]:
-        """Members see one organization only, so that a filter would be of no use."""
+        """Hides the filter by organization from members, because they see only one organization."""
         offered = super().get_list_filter(request)
         return [name for name in offered if member_of(request) is None or name != "organization"]
 
@@ -160,8 +160,10 @@ class CreatableAdmin(RowsAdmin):
 
 
 def read_once(display: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Decorates a field that reads the database. Unfold computes each field of a page several times; this keeps the
-    result with the row."""
+    """Decorates a field that reads the database.
+
+    The decorator stores the first result on the row, because Unfold computes each field of a page several times.
+    """
 
     @wraps(display)
     def read(page: RowsAdmin, row: Model) -> Any:

@@ -11,7 +11,7 @@ from control.operations.console.rendering import number
 
 WIDTH, HEIGHT = 320, 120
 MARGIN = 6  # keeps the stroke of a line inside the picture
-_SIDE, _TOP, _BOTTOM = 40, 22, 142  # of the lines in a comparison, whose picture has room for texts around them
+_SIDE, _TOP, _BOTTOM = 40, 22, 142  # bounds of the lines in a comparison; the texts are outside these bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ def charts(key: str, lines: Iterable[Line], *, unit: str) -> SafeString:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    name: str  # its style in console.css
+    name: str  # selects the style in console.css
     title: str
-    values: Sequence[float]  # at the ticks
-    labels: Sequence[str]  # at the points; may be empty strings
+    values: Sequence[float]  # one for each tick
+    labels: Sequence[str]  # one for each value; empty: no label
 
 
 def comparison(title: str, series: Sequence[Series], *, ticks: Sequence[str], axis: str) -> SafeString:
@@ -57,7 +57,7 @@ def comparison(title: str, series: Sequence[Series], *, ticks: Sequence[str], ax
 
     Args:
         series: at least one; each has a value and a label for every tick.
-        axis: what the ticks mean.
+        axis: the label of the axis with the ticks.
     """
     top = max(max(line.values) for line in series) or 1.0
     step = (WIDTH - 2 * _SIDE) / max(1, len(ticks) - 1)
@@ -92,7 +92,7 @@ def _chart_context(line: Line) -> dict[str, Any]:
 
 
 def _scaled(value: float, values: Sequence[float], size: int) -> float:
-    """The value's coordinate in a picture of this size; the middle if all values are equal."""
+    """Returns the value's coordinate in a picture of this size: the middle of the picture if all values are equal."""
     low, high = min(values), max(values)
     share = (value - low) / (high - low) if high > low else 0.5
     return MARGIN + share * (size - 2 * MARGIN)

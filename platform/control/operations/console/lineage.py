@@ -20,7 +20,7 @@ from control.workflows.lineage.graph import Graph, Node, lineage_of
 from control.workflows.lineage.links import KINDS, kind_of
 
 _BOX_WIDTH, _BOX_HEIGHT = 170, 36
-_COLUMN, _ROW = 220, 50  # distances of the boxes
+_COLUMN, _ROW = 220, 50  # distances between the left upper corners of neighbouring boxes
 _LABEL_LENGTH = 24
 
 
@@ -78,7 +78,7 @@ def _drawing(graph: Graph, object_id: str) -> dict[str, Any]:
 
 
 def _places(graph: Graph) -> dict[str, tuple[int, int]]:
-    """Returns the left upper corner of each node's box. An object stands to the right of all from which it was made."""
+    """Returns the left upper corner of each node's box. Each object is to the right of its ancestors."""
     column = dict.fromkeys(graph.nodes, 0)
     for _ in graph.nodes:  # a path has at most as many edges as there are nodes
         later = {target: column[source] + 1 for source, target in graph.edges if column[target] <= column[source]}

@@ -1,4 +1,4 @@
-"""The pool page: each device, what holds it since when and at what price, and for which share of the time it was."""
+"""The pool page: for each device, its current holders, their prices, and the share of the time that it was held."""
 
 import datetime as dt
 from collections import defaultdict
@@ -34,7 +34,7 @@ class _Holder:
 
 
 def pool(request: HttpRequest) -> HttpResponse:
-    """For staff only: the page shows all organizations."""
+    """Shows the page to staff only, because it covers all organizations."""
     if not staff_may(request, "jobs.view_job"):
         raise PermissionDenied
     now = timezone.now()
@@ -68,7 +68,7 @@ def _lines(devices: list[Device], now: dt.datetime) -> list[dict[str, Any]]:
 
 
 def _holders(devices: list[Device]) -> defaultdict[int, list[_Holder]]:
-    """What holds each device. A device that is not stated may be held by several jobs."""
+    """Returns the holders of each device. Several jobs may hold a device that the operators have not stated."""
     holders = defaultdict[int, list[_Holder]](list)
     for job_lease in leases_valid().filter(device__in=devices).select_related("job__organization").order_by("since"):
         job = job_lease.job

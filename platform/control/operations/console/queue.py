@@ -19,7 +19,7 @@ MAX_LINES = 100
 
 
 def queue(request: HttpRequest) -> HttpResponse:
-    """For staff only: the page shows all organizations."""
+    """Shows the page to staff only, because it covers all organizations."""
     if not staff_may(request, "jobs.view_job"):
         raise PermissionDenied
     now = timezone.now()
@@ -42,7 +42,7 @@ def _waiting(now: dt.datetime) -> list[dict[str, Any]]:
 
 
 def _running(now: dt.datetime) -> list[dict[str, Any]]:
-    """Running jobs, sorted by the end of their lease, so that those with an expired lease come first."""
+    """Lists running jobs by the end of their lease, so that jobs with an expired lease come first."""
     jobs = Job.objects.filter(status=Job.Status.RUNNING).select_related("organization").order_by("lease_until")
     return [
         {"job": job, "lease": _seconds(job.lease_until - now), "is_expired": job.lease_until <= now}
@@ -63,6 +63,6 @@ def _workers(now: dt.datetime) -> list[dict[str, Any]]:
 
 
 def _seconds(span: dt.timedelta) -> str:
-    """Hours, minutes and whole seconds: `1:02:03`, `-0:00:05`."""
+    """Formats a time span as hours, minutes and whole seconds: `1:02:03`, `-0:00:05`."""
     seconds = round(span.total_seconds())
     return f"{'-' if seconds < 0 else ''}{dt.timedelta(seconds=abs(seconds))}"

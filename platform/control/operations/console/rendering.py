@@ -36,7 +36,10 @@ def position(job: Job) -> str:
 
 
 def why_not_running(job: Job) -> str:
-    """Says why a job is paused, or that it waits; empty if it does neither. The job's `queue_position` must be set."""
+    """Says why a job is paused, or that it waits for a worker; empty for all other jobs.
+
+    The caller must have set the job's `queue_position`.
+    """
     if job.status == Job.Status.PAUSED:
         return f"Paused: {(job.paused or {}).get('message', '')}"
     if job.status == Job.Status.QUEUED:
@@ -48,7 +51,7 @@ def why_not_running(job: Job) -> str:
 def badge(row: Model, status: str, *, active: bool) -> SafeString:
     """Renders a status as a badge.
 
-    Args: active: the status can change without an operator's action, so `live.js` keeps refreshing the page.
+    Args: active: whether the status can change without an operator's action. If so, `live.js` refreshes the page.
     """
     return format_html(
         '<span data-live="{}-status" data-live-active="{}" class="console-badge console-{}">{}</span>',
@@ -74,7 +77,7 @@ def table(row: Model, name: str, header: Iterable[str], lines: Iterable[Iterable
 
 
 def pairs(row: Model, name: str, values: Mapping[str, Any]) -> SafeString:
-    """A mapping as a table of two columns, without nested values."""
+    """Renders a mapping as a table of two columns, without nested values."""
     lines = [(key.replace("_", " "), number(value)) for key, value in values.items() if not is_nested(value)]
     return table(row, name, [], lines)
 

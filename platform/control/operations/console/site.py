@@ -17,8 +17,11 @@ from control.operations.console.visitors import enter_organization, member_of
 
 class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
     def admin_view(self, view: Callable[..., Any], cacheable: bool = False) -> Callable[..., Any]:
-        """Wraps every page. Ends the session of a user who has been removed from all organizations, and asks a member
-        for a second factor first if the organization requires it."""
+        """Wraps every page.
+
+        Ends the session of a user who has been removed from all organizations. Sends a member without the second factor
+        that the organization requires to the page that sets it up.
+        """
         guarded = super().admin_view(view, cacheable)
 
         @wraps(view)
@@ -36,7 +39,7 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
         return run
 
     def logout(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponseBase:
-        """Members come back to their own sign-in page, which is not that of staff."""
+        """Redirects members to their own sign-in page, which differs from the sign-in page of staff."""
         is_member = member_of(request) is not None
         response: HttpResponseBase = super().logout(request, extra_context)
         return redirect("account_login") if is_member else response
@@ -67,5 +70,5 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
 
 
 def redirect_to_row(request: HttpRequest, content_type_id: str, object_id: str) -> HttpResponseBase:
-    """Replaces Django's redirect to the public page of any row of any table: this project's rows have no such page."""
+    """Replaces Django's redirect to a row's public page, because this project's rows have no public pages."""
     raise Http404

@@ -7,7 +7,7 @@ from control.tenants.accounts.people import memberships
 from control.tenants.accounts.scopes import ROLE_SCOPES, is_granted, scope_needed
 from control.tenants.row_security.scope import set_request_tenant
 
-ORGANIZATION_KEY = "slipstream_organization"  # in the session: the organization that a user with several has chosen
+ORGANIZATION_KEY = "slipstream_organization"  # session key for the organization that the user has chosen
 _META = "SLIPSTREAM_MEMBER"
 
 
@@ -33,13 +33,13 @@ def enter_organization(request: HttpRequest) -> None:
 def member_may(member: Member, scope: str, method: str) -> bool:
     """Returns whether the member's role has the right that an API key would need for this method.
 
-    Args: scope: empty: a page for staff only.
+    Args: scope: the scope of the page; empty if the page is for staff only.
     """
     return scope != "" and is_granted(scope_needed(scope, method), ROLE_SCOPES[member.role])
 
 
 def staff_may(request: HttpRequest, permission: str) -> bool:
-    """Returns whether the request is of a member of staff with this permission of Django."""
+    """Returns whether the user is a member of staff with this Django permission."""
     return bool(request.user.is_staff and request.user.has_perm(permission))
 
 

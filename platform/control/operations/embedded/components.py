@@ -31,7 +31,7 @@ class Component:
     stop_seconds: float = 15.0  # between SIGTERM and SIGKILL
     children_stay: bool = False  # if the process dies, its children continue, and watch the lifeline themselves
     process: "subprocess.Popen[bytes] | None" = None
-    deaths: int = 0  # deaths in a row, each after less than STEADY_SECONDS
+    deaths: int = 0  # number of consecutive deaths, each less than STEADY_SECONDS after the start
     _started_at: float = field(default=0.0)
     _start_again_at: float | None = None
 

@@ -3,8 +3,8 @@
     store (Valkey) → head (GCS, and a raylet without resources) → nodes 127.0.0.2, 127.0.0.3 …
 
 Each node is a raylet with an address of its own and a share of this machine's memory and CUDA devices. All share this
-machine's data folder. The store keeps the state of the GCS, so that engines survive the end of the head. The head has
-the machine's own address, because Ray replaces 127.0.0.1 by it; whoever connects needs the cluster's token.
+machine's data folder. The store keeps the state of the GCS, so that engines survive the end of the head. The head uses
+the machine's own address, because Ray replaces 127.0.0.1 by that address. Clients need the cluster's token to connect.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from control.serving.deployments.models import Replica
 from control.serving.deployments.observations import replica_ended
 
 MAX_NODES = 16
-_CPUS_PER_NODE = 4  # engines of a node; they share this machine's processors
+_CPUS_PER_NODE = 4  # maximum number of engines on a node; the engines of all nodes share this machine's processors
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024  # nearly Ray's minimum, because engines do not use it
 _START = ["start", "--block", "--disable-usage-stats", "--log-color=false"]
 
@@ -46,7 +46,7 @@ class LocalRay:
     config: Config
     num_nodes: int
     port: int
-    folder: Path  # Ray's files; its path must be short, because Ray adds to it the paths of Unix sockets
+    folder: Path  # Ray's files; its path must be short, because paths of Unix sockets begin with it
 
     @classmethod
     def prepare(cls, config: Config, *, num_nodes: int) -> "LocalRay":
@@ -55,7 +55,7 @@ class LocalRay:
         cluster = cls(
             config=config, num_nodes=num_nodes, port=free_port(), folder=Path(tempfile.gettempdir()) / f"ray-{name}"
         )
-        cluster.delete_files()  # of a stack that was killed
+        cluster.delete_files()  # a killed stack has left its files
         cluster.folder.mkdir(mode=0o700)
         cluster._token_path.parent.mkdir(parents=True, exist_ok=True)
         cluster._token_path.unlink(missing_ok=True)
@@ -83,13 +83,13 @@ class LocalRay:
             "SLIPSTREAM_RAY_ADDRESS": self.address,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self._token_path),
-            "RAY_TMPDIR": str(self.folder),  # for what Ray writes outside of --temp-dir
-            # Otherwise a node waits half a minute for its engines to end, which Ctrl-C cuts off anyway.
+            "RAY_TMPDIR": str(self.folder),  # for the files that Ray writes outside of --temp-dir
+            # Otherwise a stopping node waits half a minute for its engines, and the stack does not wait that long.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         }
 
     def head(self, store_url: str | None) -> Node:
-        """Args: store_url: of the store; None: there is none, so the end of the head ends the cluster."""
+        """Args: store_url: URL of the store. Without a store (None), the cluster ends when the head ends."""
         folder = self.folder / "head"
         program = [sys.executable, "-m", "control.operations.embedded.ray_head", str(folder / "ray_current_cluster")]
         command = [*program, *_START, "--head", f"--port={self.port}", f"--temp-dir={folder}", "--num-cpus=0"]
@@ -97,7 +97,7 @@ class LocalRay:
         variables = {}
         if store_url is not None:
             url = urlsplit(store_url)
-            command.append(f"--redis-password={url.password}")  # Ray has it in command lines of its own, too
+            command.append(f"--redis-password={url.password}")  # Ray also puts it into its own command lines
             variables["RAY_REDIS_ADDRESS"] = f"{url.hostname}:{url.port}"
         return Node(name="ray-head", command=command, variables=variables)
 
@@ -139,9 +139,9 @@ def reason_against(num_nodes: int) -> str | None:
 
 
 def engines_of_ended_cluster_forget() -> None:
-    """Records the end of the engines that an earlier start had on its cluster: they have ended with it.
+    """Records the end of engines that ran on the local Ray cluster of an earlier start, because that cluster has ended.
 
-    Otherwise a start without a cluster would leave their replicas alone, because they could run on Ray.
+    Otherwise a start without a cluster would not replace these engines, because they could still run on Ray.
     """
     ended = Replica.objects.filter(launcher=RayLauncher.name, node__startswith="ray:127.").exclude(pid=None)
     for replica in ended.select_related("deployment"):

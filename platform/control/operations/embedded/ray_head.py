@@ -1,7 +1,8 @@
 """Starts the head of the local Ray cluster: `python -m control.operations.embedded.ray_head ADDRESS_FILE ARGUMENTS`.
 
-A head writes its address into this file. If the head has died and its nodes still run, Ray takes the address for that
-of a running head and refuses to start. Only one head is started at a time here, so the file is deleted before.
+A head writes its address into this file. If the head has died and its nodes still run, Ray assumes that the address
+belongs to a running head, and refuses to start. This script therefore deletes the file before it starts the head. The
+embedded stack never starts two heads at a time.
 """
 
 import runpy

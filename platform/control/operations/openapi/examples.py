@@ -1,6 +1,6 @@
 """Adds to each operation an example of its request and response, and the codes of its errors.
 
-`python -m tests.control.record_examples` records them from real requests and responses, and writes the files.
+`python -m tests.control.record_examples` records the examples from real requests and responses, and writes the files.
 """
 
 import json

@@ -12,7 +12,7 @@ _NAMES = {"api_keys": "API keys", "fine_tuning.jobs": "fine-tuning jobs"}
 def summary_of(operation: Operation) -> str:
     """Returns the declared summary, or one like "Cancel a batch" if the id ends with a common verb.
 
-    Raises: ValueError: neither.
+    Raises: ValueError: there is neither a summary nor a common verb.
     """
     if operation.summary is not None:
         return operation.summary

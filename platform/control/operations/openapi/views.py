@@ -9,7 +9,7 @@ from drf_spectacular.views import SpectacularSwaggerSplitView
 
 
 class ReferencePage(SpectacularSwaggerSplitView):
-    """Swagger UI. Its script is a request of its own, because pages may not contain inline scripts."""
+    """Serves Swagger UI. The page loads its script with a separate request, because inline scripts are forbidden."""
 
     url = "/v1/openapi.json"
     authentication_classes = ()

@@ -1,4 +1,4 @@
-"""Adapters with which django-allauth asks who may sign in, sends mails, and encrypts secrets."""
+"""Adapters that django-allauth calls to decide who may sign in, to send mails, and to encrypt secrets."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]  # allauth ha
         return False
 
     def authenticate(self, request: HttpRequest, **credentials: Any) -> User | None:
-        """Refuses users who are not members. The response does not differ from that for a wrong password."""
+        """Refuses users who are not members. The response is the same as for a wrong password."""
         user = super().authenticate(request, **credentials)
         return user if user is not None and is_member(user) else None
 
@@ -44,9 +44,10 @@ class ProviderAdapter(DefaultSocialAccountAdapter):  # type: ignore[misc]  # all
         return False
 
     def pre_social_login(self, request: HttpRequest, sociallogin: Any) -> None:
-        """Finds the member by the address that the provider has verified, and remembers the provider's id of the user.
+        """Finds the member by the address that the provider has verified, and stores the provider's id of the user.
 
-        From then on, only the id counts: a person who is given another's address later is not this member.
+        Later sign-ins compare only this id. A person who later gets the member's address therefore cannot sign in as
+        the member.
         """
         if not sociallogin.is_existing:
             verified = [address.email.lower() for address in sociallogin.email_addresses if address.verified is True]

@@ -15,13 +15,13 @@ def second_factor_remove(*, user: User) -> bool:
 
 @transaction.atomic
 def second_factors_reencrypt() -> int:
-    """Encrypts the secrets of apps and recovery codes with the current SECRET_KEY. Returns: how many.
+    """Encrypts the secrets of apps and recovery codes with the current SECRET_KEY. Returns the number of secrets.
 
     Raises: cryptography.fernet.InvalidToken: a secret was encrypted with a SECRET_KEY that is not known.
     """
     num_secrets = 0
     for factor in Authenticator.objects.select_for_update():
-        for name in ("secret", "seed"):  # of an app, of recovery codes
+        for name in ("secret", "seed"):  # secret of an authenticator app, seed of recovery codes
             if name in factor.data:
                 factor.data[name] = TOTP_SECRETS.reencrypt(factor.data[name])
                 num_secrets += 1

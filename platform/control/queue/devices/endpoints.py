@@ -47,7 +47,9 @@ class EndpointClaim:
 
 
 def endpoint_device_lease(claim: EndpointClaim) -> Device:
-    """Leases the smallest free device of this supervisor that fits. A replica that holds a device that fits keeps it.
+    """Leases the smallest free device of this supervisor that fits the replica.
+
+    If the replica already holds a device that fits, it keeps that device.
 
     Call this in a transaction, and only if the replica has no process on this machine.
 
@@ -77,7 +79,7 @@ def endpoint_leases_adopt(engines: Mapping[int, EndpointClaim]) -> None:
 
     The engines were started before the devices were stated, so the limit of the organization does not apply.
 
-    Args: engines: by the number of the device.
+    Args: engines: maps the number of a device to the replica whose engine runs there.
     """
     with transaction.atomic():
         locked = list(rows_of(own_devices(get_config())).order_by("kind", "index").select_for_update(no_key=True))
@@ -102,7 +104,7 @@ def endpoint_leases_on(machine: str) -> QuerySet[EndpointLease]:
 
 
 def endpoint_leases_end(leases: Collection[EndpointLease]) -> None:
-    """Gives the devices of replicas whose engines have ended to others."""
+    """Deletes the leases of replicas whose engines have ended, so that others can lease the devices."""
     for lease in leases:
         with transaction.atomic():
             if EndpointLease.objects.filter(pk=lease.pk).delete()[0]:
@@ -114,7 +116,7 @@ def _fits(claim: EndpointClaim, device: Device) -> bool:
 
 
 def _no_device(claim: EndpointClaim, here: Sequence[Device]) -> NoDevice:
-    """Devices of other machines count too, because the replica is passed on to their supervisors."""
+    """Builds the error. Devices of other machines count too, because the replica is passed on to their supervisors."""
     elsewhere = endpoint_devices_present().exclude(pk__in=[device.pk for device in here])
     devices = [*here, *elsewhere]
     num_fitting = sum(_fits(claim, device) for device in devices)

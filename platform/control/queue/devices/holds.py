@@ -1,7 +1,7 @@
-"""For how much of the last hour and day each device was held.
+"""Computes for how much of the last hour and of the last day each device was held.
 
-When a lease ends, its device and times are kept as a `DeviceHold`. The share of a period is the time of the holds and
-of the present leases within it, divided by the length of the period.
+When a lease ends, its device and times are stored as a `DeviceHold`. The held share of a period is the time of the
+holds and of the present leases within the period, divided by the length of the period.
 """
 
 import datetime as dt
@@ -26,15 +26,16 @@ def job_lease_end(*, job_id: str, fence: int, until: dt.datetime) -> None:
 
 
 def hold_add(device_id: int, *, since: dt.datetime, until: dt.datetime) -> None:
-    """Records a hold, and deletes those of the device that no share needs any more."""
+    """Records a hold, and deletes the device's older holds that no share includes any more."""
     DeviceHold.objects.filter(device=device_id, until__lt=until - KEPT).delete()
     DeviceHold.objects.create(device_id=device_id, since=since, until=max(since, until))
 
 
 def held_shares(devices: Collection[Device], *, now: dt.datetime, period: dt.timedelta) -> Mapping[int, float]:
-    """Returns, by device, for which share of the period before `now` it was held. Devices that were not are left out.
+    """Returns, by device id, the share of the period before `now` in which the device was held.
 
-    A device whose memory is not stated may be held by several jobs at once; its share is then at most 1.
+    Devices that were not held are left out. Several jobs at once may hold a device whose memory is not stated; its
+    share is limited to 1.
     """
     start, seconds = now - period, dict[int, float]()
     end = Value(now, DateTimeField())

@@ -1,8 +1,8 @@
 """Leases of devices for jobs: which job fits which free device of this worker, and the lease that a claim takes.
 
-A worker whose devices are stated claims a job only if one of its free devices has the memory that the job needs, and
-this device is then held until the attempt ends. A worker without stated devices claims every job, and several jobs may
-hold its device.
+A device is stated if the operators have stated its memory. A worker with stated devices claims a job only if one of its
+free devices has the memory that the job needs. The job holds this device until the attempt ends. A worker without
+stated devices claims every job, and several jobs may hold its device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,10 @@ class Offer:
     is_limited: bool  # False: no devices are stated, so every job fits
 
     def fits(self) -> Q:
-        """Matches the jobs that fit one of the devices, ask for none or one of their names, and may hold a device."""
+        """Matches the jobs that fit on one of the devices and whose organization may hold another device.
+
+        If a job names its hardware, the device must have this name.
+        """
         names = {name for device in self.devices for name in names_of(device)}
         if not self.is_limited:
             return Q(hardware__in=["", *names])
@@ -43,7 +46,7 @@ class Offer:
         return fits & may_hold_another()
 
     def allows(self, job: Job) -> bool:
-        """Returns whether the job's organization may hold another device. Locks the organization if devices count."""
+        """Returns whether the job's organization may hold another device. Locks the organization if `is_limited`."""
         return not self.is_limited or not devices_held_locked(job.organization_id).is_at_limit
 
     @staticmethod
@@ -55,7 +58,7 @@ class Offer:
         return asked & fits
 
     def choose(self, job: Job) -> Device | None:
-        """Returns the device with the least memory that fits a job that `fits` matches; None: none is registered."""
+        """Returns the smallest device that fits the job, which must match `fits`; None: no device is registered."""
         if not self.is_limited:
             return next(iter(self.devices), None)
         fitting = (device for device in self.devices if fits(job.memory_needed, device, job.hardware))
@@ -65,8 +68,8 @@ class Offer:
 def devices_offered() -> Offer:
     """Returns the free devices of this worker.
 
-    Call this in the transaction of the claim: it locks the rows of stated devices, so that of two workers of a machine
-    that offer the same device only one leases it.
+    Call this in the transaction of the claim. The rows of stated devices are locked, so that two workers of a machine
+    cannot both lease the same device.
     """
     config = get_config()
     rows = rows_of(own_devices(config))
@@ -87,7 +90,7 @@ def free_among(devices: Sequence[Device]) -> list[Device]:
 def device_lease(device: Device, *, job_id: str, fence: int) -> None:
     """Gives the device to a job that was claimed with this fence, and deletes leases that have ended."""
     ended = DeviceLease.objects.filter(Q(device=device) | Q(job_id=job_id)).exclude(is_valid())
-    for lease in ended.select_related("job"):  # of attempts whose worker is lost; nobody has recorded their end yet
+    for lease in ended.select_related("job"):  # these attempts lost their worker, so their end is not recorded yet
         lease.delete()
         hold_add(lease.device_id, since=lease.since, until=lease.job.lease_until or lease.since)
     DeviceLease.objects.create(device=device, job_id=job_id, fence=fence, since=Now())
@@ -108,7 +111,7 @@ def device_suffices(needed: Mapping[str, int], *, job_id: str, fence: int) -> bo
 
 
 def device_facts(device: Device) -> dict[str, Any]:
-    """Returns what the ledger needs to know of the device when the attempt ends."""
+    """Returns the facts about the device that the ledger needs when the attempt ends: its kind and its price."""
     price = {} if device.hour_nanousd is None else {"hour_nanousd": device.hour_nanousd}
     return {"device": device.kind, **price}
 

@@ -1,7 +1,7 @@
 """Tables of devices and of the leases on them.
 
-A worker registers the devices of its machine and renews their rows with its heartbeat. So does a supervisor of
-endpoints for the devices that are stated. All times are by the database's clock.
+A worker registers the devices of its machine and renews their rows with its heartbeat. A supervisor of endpoints does
+the same for the devices whose memory is stated. All times are by the database's clock.
 """
 
 from django.db import models

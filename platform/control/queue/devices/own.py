@@ -33,7 +33,10 @@ def own_devices(config: Config) -> list[Device]:
 
 
 def _cuda_index(config: Config) -> int:
-    """Returns the number of the device that child processes use: of those that they see, the first or the stated."""
+    """Returns the number of the device that child processes use.
+
+    The setting `device` may select one of the devices in CUDA_VISIBLE_DEVICES. By default, it is the first one.
+    """
     stated = config.device.partition(":")[2]
     number = int(stated) if stated.isdigit() else 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -43,7 +46,7 @@ def _cuda_index(config: Config) -> int:
 
 @cache
 def _model(kind: str) -> str:
-    """Returns the name of the hardware; an empty text if the machine does not tell it."""
+    """Returns the name of the hardware, or an empty string if the machine does not report it."""
     files = Path("/proc/driver/nvidia/gpus").glob("*/information") if kind == "cuda" else [Path("/proc/cpuinfo")]
     return next(_names(files), "")[:80]
 

@@ -1,7 +1,7 @@
 """Limits the devices that an organization holds at once, for jobs and endpoints together.
 
 Only leases of stated devices count: a device whose memory is not stated is shared. A claim and the lease of an endpoint
-lock the organization before they count, so that two of them cannot both take the last device that is allowed.
+lock the organization before they count, so that two transactions cannot both take the last device that is allowed.
 """
 
 from collections import Counter
@@ -16,12 +16,12 @@ from control.tenants.quotas.models import Limits
 from control.tenants.quotas.quota import organization_lock, quota_of, quota_with
 
 CODE = "devices_quota_exceeded"
-MAX_NAMES = 5  # in a message
+MAX_NAMES = 5  # maximum number of names in a message
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What holds the devices of an organization."""
+    """The jobs and replicas that hold the devices of an organization."""
 
     jobs: list[str]  # ids
     replicas: list[str]  # names
@@ -47,9 +47,12 @@ class Held:
 
 
 def devices_held(organization_id: str, *, without: str = "") -> Held:
-    """Args: without: name of a replica that is not counted.
+    """Returns the jobs and replicas that hold devices of the organization.
 
-    A replica counts once: the lease on a lost machine, from which it was moved, has no engine any more.
+    A replica counts once. It can have a second lease on a lost machine from which it was moved, but that lease has no
+    engine any more.
+
+    Args: without: name of a replica that is not counted.
     """
     jobs = leases_valid().filter(job__organization=organization_id, device__memory_bytes__isnull=False)
     replicas = EndpointLease.objects.filter(organization=organization_id).exclude(replica=without)
@@ -61,7 +64,11 @@ def devices_held(organization_id: str, *, without: str = "") -> Held:
 
 
 def devices_held_locked(organization_id: str, *, without: str = "") -> Held:
-    """As `devices_held`. Call this in the transaction that takes a device: until it ends, no other one takes one."""
+    """Locks the organization and returns `devices_held`.
+
+    Call this in the transaction that leases a device. Until it ends, no other transaction can lease a device for the
+    organization.
+    """
     organization_lock(organization_id)
     return devices_held(organization_id, without=without)
 
@@ -78,7 +85,7 @@ def may_hold_another() -> Q:
     own = Limits.objects.in_bulk(held)
     limits = {organization_id: quota_with(own.get(organization_id)).devices for organization_id in held}
     full = [organization_id for organization_id, number in held.items() if number >= limits[organization_id]]
-    # Sub-queries instead of joins: PostgreSQL locks no row of an outer join.
+    # Sub-queries instead of joins, because PostgreSQL cannot lock rows of the nullable side of an outer join.
     if default == 0:
         allowed = Q(organization__in=Limits.objects.filter(devices__gt=0).values("pk"))
     else:

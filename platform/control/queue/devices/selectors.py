@@ -63,12 +63,12 @@ def is_free() -> Q:
 
 
 def hour_usd(kind: str, hour_nanousd: int | None, prices: Mapping[str, float]) -> float | None:
-    """Returns the price of one hour of a device: its own, or that of its kind; None: neither is set."""
+    """Returns the price of one hour of a device: its own price, or else the price of its kind; None: neither is set."""
     return prices.get(kind) if hour_nanousd is None else hour_nanousd / NANO
 
 
 def hardware() -> list[Hardware]:
-    """Returns the devices of all machines in groups. Memory and price that are not stated are those of the kind."""
+    """Returns the devices of all machines in groups. A memory or price that is not stated is taken from the kind."""
     prices, memory = device_prices(), dict[str, int](get_config().device_memory_bytes.items())
     present = devices_present() | endpoint_devices_present()
     groups = present.order_by(*_GROUP).values(*_GROUP)
@@ -94,7 +94,7 @@ def hardware_named(name: str) -> list[Hardware]:
 
 
 def hardware_check(name: str | None) -> str:
-    """Returns what `Job.hardware` stores. Raises: ApiError: 400, no device that is present has this name."""
+    """Returns the value to store in `Job.hardware`. Raises: ApiError: 400, no device that is present has this name."""
     if name is None:
         return ""
     if not hardware_named(name):

@@ -22,7 +22,10 @@ def devices_register() -> None:
 
 
 def endpoint_devices_register() -> None:
-    """As `devices_register`, for a supervisor. The leases on the lost devices no longer count against organizations."""
+    """Stores the devices of a supervisor that starts, and deletes rows that were not renewed for a day.
+
+    Leases on the deleted devices no longer count against organizations.
+    """
     _forget_lost()
     endpoint_devices_renew()
 
@@ -30,7 +33,7 @@ def endpoint_devices_register() -> None:
 def endpoint_devices_renew() -> None:
     """Stores the devices that this supervisor leases for engines, or renews their rows.
 
-    They are offered to jobs only while a worker renews them too.
+    The devices are offered to jobs only while a worker renews them, too.
     """
     _renew("endpoints_until")
 
@@ -45,7 +48,7 @@ def _renew(offer: str) -> None:
     config = get_config()
     devices, until = own_devices(config), from_now(max(SILENT_SECONDS, 2 * config.reconcile_seconds))
     for device in devices:
-        device.renewed_at, device.lease_until = Now(), Now()  # of a new row
+        device.renewed_at, device.lease_until = Now(), Now()  # initial values of new rows
         setattr(device, offer, until)
     Device.objects.bulk_create(
         devices,
@@ -56,17 +59,17 @@ def _renew(offer: str) -> None:
 
 
 def devices_withdraw() -> None:
-    """Lets the devices of a worker that stops no longer count. Another worker of the machine may renew them again."""
+    """Stops offering this worker's devices to jobs. Another worker of the machine may offer them again."""
     rows_of(own_devices(get_config())).update(lease_until=Now())
 
 
 def endpoint_devices_withdraw() -> None:
-    """Lets the devices of a supervisor that stops no longer count for endpoints. Their leases stay."""
+    """Stops offering this supervisor's devices to endpoints. Leases on these devices stay."""
     rows_of(own_devices(get_config())).update(endpoints_until=Now())
 
 
 def rows_of(devices: list[Device]) -> QuerySet[Device]:
-    """Returns the stored rows of `devices`, which are devices of one machine and at least one."""
+    """Returns the stored rows of the devices. Args: devices: at least one; all are of the same machine."""
     conditions = Q()
     for device in devices:
         conditions |= Q(kind=device.kind, index=device.index)

@@ -9,7 +9,7 @@ from control.queue.devices.selectors import names_of
 def no_device_fits(holder: str, needed: Mapping[str, int], devices: Collection[Device]) -> str:
     """Returns the message of the code `no_device_fits`.
 
-    Args: holder: `job` or `endpoint`; needed: see `Job.memory_needed`; devices: those that are present.
+    Args: holder: `job` or `endpoint`; needed: see `Job.memory_needed`; devices: the present devices.
     """
     wanted = " or ".join(f"{size / 1e9:.1f} GB ({kind})" for kind, size in sorted(needed.items()))
     largest: dict[str, int] = {}

@@ -57,7 +57,7 @@ def attempt_lost(job: Job) -> None:
 
 
 def attempt_credit(job: Job, *, fence: int) -> None:
-    """Gives back the cost of an attempt that failed for reasons of the service, as far as the operators have set.
+    """Credits an attempt that failed for reasons of the service, as far as the operators' settings say.
 
     Call this in the transaction that ends the attempt, after its time was recorded.
     """
@@ -73,7 +73,7 @@ def attempt_credit(job: Job, *, fence: int) -> None:
 
 
 def running_nanousd(jobs: QuerySet[Job]) -> dict[str, int]:
-    """Returns, by job, what its running attempt has cost so far. The ledger does not have its line yet."""
+    """Returns, by job, the cost so far of its running attempt, which the ledger does not contain yet."""
     running, costs = jobs.filter(status=Job.Status.RUNNING), {}
     for job in running.annotate(now=Now()).only("kind", "fence", "claimed_at", "lease_until"):
         if Job.Kind(job.kind) in _SUBJECTS and job.claimed_at is not None and job.lease_until is not None:

@@ -1,4 +1,4 @@
-"""Where the checkpoints of jobs are stored."""
+"""Storage prefixes of the checkpoints of jobs."""
 
 
 def checkpoints_prefix(job_id: str) -> str:

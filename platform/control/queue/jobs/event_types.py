@@ -17,6 +17,6 @@ JOB_EVENTS: Mapping[str, str] = {
 }
 # Event types of an evaluation by the type of the `JobEvent` that ends its job.
 EVALUATION_EVENTS: Mapping[str, str] = {end: f"evaluation.{end}" for end in ("succeeded", "failed", "cancelled")}
-# The same for the fine-tuning of an adapter. The type's room lists the events (workflows/fine_tuning/event_types.py).
+# The same for fine-tuning jobs; workflows/fine_tuning/event_types.py lists all of their event types.
 FINE_TUNING_EVENTS: Mapping[str, str] = {end: f"fine_tuning.job.{end}" for end in ("succeeded", "failed", "cancelled")}
 EVENT_TYPES = (*JOB_EVENTS.values(), *EVALUATION_EVENTS.values())

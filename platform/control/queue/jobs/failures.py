@@ -37,7 +37,7 @@ class Failure:
     failure_class: FailureClass
     code: str
     message: str
-    num_rows: int | None = None  # if the memory did not suffice: the number of rows that the batch ran at a time
+    num_rows: int | None = None  # if the memory did not suffice: how many rows the batch ran at a time
 
     def as_error(self) -> dict[str, str | bool]:
         """Returns the job's field `error`, which the customer sees."""
@@ -61,7 +61,7 @@ CRASHES = ("worker_crashed", KILLED, "no_progress")  # codes of failures whose c
 def is_lost(failure: Failure, *, stalled_attempts: int) -> bool:
     """Returns whether the attempt counts as lost.
 
-    An attempt that committed a shard or checkpoint does not: the commit has set `stalled_attempts` to 0.
+    An attempt that committed a shard or checkpoint does not count as lost; the commit has set `stalled_attempts` to 0.
     """
     return failure.code == KILLED and stalled_attempts > 0
 
@@ -94,6 +94,6 @@ def backoff_seconds(stalled_attempts: int, *, first: float, cap: float) -> float
 def with_half(params: Mapping[str, Any], num_rows: int | None) -> dict[str, Any]:
     """Returns the params with half of `num_rows` as batch size, because the memory did not suffice for all rows.
 
-    Args: num_rows: None: nothing changes.
+    If `num_rows` is None, the params are returned unchanged.
     """
     return {**params} if num_rows is None else {**params, "max_batch_size": max(1, num_rows // 2)}

@@ -3,8 +3,8 @@
 The next job is from the organization with the fewest running jobs and, among equals, with the least worker time used.
 When an organization without open jobs (queued or running) submits a job, its used time is raised to a lower bound. The
 bound is the least used time of the organizations with open jobs or, if there are none, the most used time of all. An
-organization therefore cannot save up unused time. It also does not wait longer because it used time earlier that no
-other organization wanted. Within an organization, jobs are ordered by priority, then by age.
+organization therefore cannot save up unused time. Time that it used while no other organization had jobs does not count
+against it. Within an organization, jobs are ordered by priority, then by age.
 
 With one worker and N busy organizations, each organization gets 1/N of the time, however long its jobs take. It waits
 for at most one job of each other organization.
@@ -29,7 +29,7 @@ from control.tenants.row_security.scope import Across, across_tenants
 OPEN = (Job.Status.QUEUED, Job.Status.RUNNING)
 # Later stages of pipelines have a higher priority, so that a pipeline is finished before another one starts.
 PRIORITIES = {Job.Kind.MODEL_CHECK: 0, Job.Kind.BATCH: 0, Job.Kind.TRAINING: 1, Job.Kind.EVALUATION: 2}
-# The priorities that a customer may choose. They weigh more than those of the kinds.
+# The priorities that a customer may choose. Their values outweigh the priorities of the kinds.
 LEVELS: Mapping[str, int] = {"low": -10, "normal": 0, "high": 10}
 NORMAL = "normal"
 ORDER_IN_ORGANIZATION = ("-priority", "pk")

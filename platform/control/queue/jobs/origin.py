@@ -1,7 +1,7 @@
 """The request that created a job. The job's first event contains the request's id and trace context.
 
-A worker restores both before it runs an attempt. The log lines and spans of the attempt therefore belong to the
-request, and so do those of the jobs that a pipeline creates after the attempt.
+A worker restores both before it runs an attempt. The log lines and spans of the attempt, and of jobs that a pipeline
+creates after the attempt, therefore belong to the request.
 """
 
 from structlog.contextvars import get_contextvars

@@ -1,17 +1,17 @@
 """Tells how many waiting jobs workers claim before a job.
 
-The positions follow from the rule of `fair` and the state of the moment: they are those in which the waiting jobs are
-claimed if no job ends and none is added. A claim then only raises the number of running jobs of an organization, so the
-jobs of an organization with `r` running jobs are claimed at its levels r, r + 1, r + 2, and so on; a lower level comes
-first, and on the same level the organization with the least used worker time. A job at level 5 is therefore preceded by
-the jobs of all organizations at the levels below 5, and by one of each organization with less used time.
+The positions follow from the rule of `fair` and the present state, under the assumption that no job ends and no job is
+added. Each claim then adds one running job to an organization. The level of a waiting job is the number of running jobs
+that its organization has when the job is claimed: the waiting jobs of an organization with `r` running jobs have the
+levels r, r + 1, r + 2, and so on. Jobs with a lower level are claimed first. On the same level, the organization with
+the least used worker time comes first.
 
     organization    running    waiting jobs at levels    used time
     A               0          0  1  2                   10 s
     B               1             1  2  3                20 s          order: A0 A1 B1 A2 B2 B3
 
-Two queries serve any number of jobs of an organization. They read its waiting jobs, whose number its quota limits, and
-count those of the others.
+Two queries serve any number of jobs of one organization. They read its waiting jobs, whose number its quota limits, and
+count the waiting jobs of the other organizations.
 """
 
 from collections.abc import Collection
@@ -25,21 +25,21 @@ from control.queue.jobs.models import Job
 from control.queue.jobs.selectors import is_abandoned, is_waiting
 from control.tenants.row_security.scope import Across, across_tenants
 
-# Without the jobs that are to be cancelled: workers claim these before all others and need only seconds for them.
+# Jobs to cancel are left out, because workers claim them before all others and need only seconds for them.
 _WAITING = is_waiting() & Q(cancel_requested_at=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Backlog:
-    """The due jobs of an organization, and what decides about its turn."""
+    """The numbers of an organization's due jobs, and the values that decide about its turn."""
 
     turn: tuple[float, str]  # used worker time and id: the smaller one comes first on the same level
     num_running: int
     num_abandoned: int  # jobs that lost their worker; they are claimed before the waiting ones
-    num_claims: int  # how many due jobs its limit on running jobs allows, if none ends
+    num_claims: int  # number of due jobs that its limit on running jobs allows to be claimed, if no job ends
 
     def num_before(self, level: int, turn: tuple[float, str]) -> int:
-        """The number of its jobs that come before the job of another organization at `level`."""
+        """Returns how many of this organization's jobs come before another organization's job at `level`."""
         return max(0, min(level - self.num_running + (self.turn < turn), self.num_claims))
 
 
@@ -67,7 +67,7 @@ def queue_positions_set(jobs: Collection[Job]) -> None:
 
 
 def _ranks(organization_id: str, jobs: Collection[Job]) -> dict[str, int]:
-    """Returns the ranks of waiting jobs among those of their organization, from 1."""
+    """Returns the rank, from 1, of each job among the waiting jobs of its organization."""
     wanted = {job.pk for job in jobs}
     waiting = Job.objects.filter(_WAITING, organization_id=organization_id).order_by(*ORDER_IN_ORGANIZATION)
     numbered = enumerate(waiting.values_list("pk", flat=True).iterator(), start=1)

@@ -256,7 +256,7 @@ def job_final_failure(*, job: Job, failure: Failure) -> Failure | None:
 
 
 def job_fail(*, claim: Claim, failure: Failure) -> bool:
-    """Ends the attempt, and the job unless it is tried again; credits it if it failed for reasons of the service.
+    """Ends a failed attempt and, unless the job is tried again, the job. Credits failures that the service caused.
 
     Returns: whether the job ended. Raises: LeaseLost.
     """
@@ -339,7 +339,7 @@ def job_pause(*, claim: Claim, why: Mapping[str, Any]) -> bool:
 def job_pause_on_request(*, job: Job, why: Mapping[str, Any]) -> bool:
     """Pauses a job at its customer's request. A running attempt loses its lease and stops; its commits are kept.
 
-    The reason replaces an earlier reason for which the job is already paused.
+    If the job is paused already, the new reason replaces the earlier one.
     Returns: False if the job has ended or its cancellation was requested; the job then stays as it is.
     """
     data = dict(why)

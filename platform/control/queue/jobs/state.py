@@ -51,7 +51,7 @@ class Claim:
     fence: int
     worker: str
     is_exhausted: bool  # whether too many attempts made no progress; the job must then fail without another attempt
-    # CUDA_VISIBLE_DEVICES of the child process; None: as the worker's, because no devices are stated
+    # CUDA_VISIBLE_DEVICES of the child process; None: inherited from the worker, because no devices are stated
     visible_devices: str | None = None
 
 

@@ -1,21 +1,22 @@
 """Detects a drop of a deployment's acceptance length. The functions read and write no database.
 
-The values come in bins: the mean acceptance length of some minutes, with the number of drafts. The first
-`NUM_LEARNED` bins give the reference, a mean and a standard deviation. Each later bin adds to Page's one-sided
-cumulative sum, in units of the standard deviation:
+The input is a sequence of bins. The value of a bin is the mean acceptance length over some minutes; a bin also has the
+number of drafts in these minutes. The first `NUM_LEARNED` bins give the reference: a mean and a standard deviation.
+Each later bin adds to Page's one-sided cumulative sum, in units of the standard deviation:
 
     z = (reference - value) / max(deviation, FLOOR * reference) * sqrt(min(1, drafts / mean drafts of the reference))
     statistic = max(0, statistic + min(z, MAX_Z) - SLACK)
 
 A statistic of `THRESHOLD` or more is an alarm. From then on the statistic is limited to `THRESHOLD`, and a return to 0
-means that the acceptance length has recovered. So a drop, however long it lasts, is one alarm.
+means that the acceptance length has recovered. A drop therefore causes one alarm, however long it lasts.
 
-`SLACK` and `THRESHOLD` give normal values around a perfectly known reference one false alarm in 840,000 bins
-(Siegmund's approximation). Errors of the learned reference make that shorter; the tests hold an average of at least
-10,000 bins. A lasting drop by d units, 2 <= d <= MAX_Z, is reported after about THRESHOLD / (d - SLACK) bins. `FLOOR`
-makes a unit at least 2.5 % of the reference: under heavy traffic the deviation is so small that a drop without any
-consequence would exceed it. `MAX_Z` prevents a single bin from causing an alarm. The square root accounts for bins with
-fewer drafts than the reference, whose means vary more.
+If the values are normally distributed and the reference is known exactly, `SLACK` and `THRESHOLD` cause one false alarm
+in 840,000 bins (Siegmund's approximation). A learned reference has errors, which make false alarms more frequent; the
+tests require an average of at least 10,000 bins between two false alarms. A lasting drop by d units, 2 <= d <= MAX_Z,
+is reported after about THRESHOLD / (d - SLACK) bins. `FLOOR` makes a unit at least 2.5 % of the reference. Without it,
+an irrelevant drop could cause an alarm under heavy traffic, because the standard deviation is then very small. `MAX_Z`
+prevents a single bin from causing an alarm. The square root reduces the weight of bins with few drafts, whose values
+vary more than those of the reference's bins.
 
 Source: Page 1954, Continuous inspection schemes, Biometrika 41; Siegmund 1985, Sequential analysis, section II.6.
 """
@@ -39,7 +40,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detector:
-    """The state of the detection for one speculator of one deployment."""
+    """The detector's state for one speculator of one deployment."""
 
     num_bins: int = 0  # of the reference; at most NUM_LEARNED
     num_drafts: float = 0.0  # in the bins of the reference
@@ -59,7 +60,7 @@ class Detector:
 
     @property
     def unit(self) -> float:
-        """The standard deviation of a bin of the reference, or `FLOOR` of the reference if that is larger."""
+        """The standard deviation of the reference's bins, but at least `FLOOR` times the reference's mean."""
         variance = self.squares / (self.num_bins - 1) / self.mean_drafts
         return max(math.sqrt(variance), FLOOR * self.mean)
 

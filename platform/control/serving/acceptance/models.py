@@ -1,4 +1,4 @@
-"""What the detector knows of a deployment's acceptance length."""
+"""The stored state of the detector of a deployment's acceptance length."""
 
 from django.db import models
 
@@ -7,7 +7,7 @@ from control.tenants.accounts.models import Organization
 
 
 class AcceptanceWatch(models.Model):
-    """The state of the detector for the speculator that a deployment serves. The next speculator starts anew."""
+    """The state of the detector for the speculator that a deployment serves. A new speculator resets the state."""
 
     class State(models.TextChoices):
         LEARNING = "learning"

@@ -1,8 +1,8 @@
 """Feeds the detector with the acceptance length of each running deployment, and records its alarms as events.
 
-Workers call `acceptance_watch_all` every minute. The samples are read up to a time that the row stores and that a
-compare-and-swap moves, in the transaction that writes the event: so each minute is counted once, and each drop reported
-once, whatever number of workers reads at the same time or dies in between.
+Workers call `acceptance_watch_all` every minute. The row of `AcceptanceWatch` stores the time up to which the samples
+have been read. The transaction that writes the event moves this time by a compare-and-swap. Each minute is therefore
+counted once and each drop is reported once, even if several workers read at the same time, or if a worker dies.
 """
 
 import datetime as dt
@@ -23,8 +23,8 @@ from control.tenants.row_security.each import each_as_tenant
 
 State = AcceptanceWatch.State
 
-MIN_DRAFTS = 100  # successive minutes form one bin until they have so many drafts
-MAX_LOOKBACK = dt.timedelta(hours=1)  # what happened while no worker ran for longer is not read
+MIN_DRAFTS = 100  # successive minutes are added to a bin until the bin has at least this many drafts
+MAX_LOOKBACK = dt.timedelta(hours=1)  # older samples are skipped, for example if no worker has run for some hours
 SETTLE = dt.timedelta(seconds=30)  # a minute is read this long after its end
 _CHUNK = 100
 _DETECTOR_FIELDS = ("num_bins", "num_drafts", "mean", "squares", "statistic", "current")
@@ -41,7 +41,10 @@ def acceptance_watch_all() -> None:
 
 
 def _running() -> Iterator[Deployment]:
-    """The search begins at the replicas, because a deployment's row stays when the deployment is deleted."""
+    """Yields the deployments that have a speculator and a process.
+
+    The query starts from the replicas, because the table of deployments keeps all deleted deployments.
+    """
     ids = sorted(set(Replica.objects.filter(state__in=UP).values_list("deployment_id", flat=True)))
     for start in range(0, len(ids), _CHUNK):
         rows = Deployment.objects.filter(pk__in=ids[start : start + _CHUNK], deleted_at=None, canary_of=None)
@@ -51,8 +54,8 @@ def _running() -> Iterator[Deployment]:
 def acceptance_watch(*, deployment: Deployment) -> list[Change]:
     """Reads the minutes since the last call. Returns the changes that this call recorded, oldest first.
 
-    After a change of the speculator, nothing is read until all processes serve with the new one, because the samples
-    of processes that are still being replaced belong to the old one.
+    After a change of the speculator, nothing is read until all processes serve with the new speculator, because the
+    samples of processes that are still being replaced belong to the old speculator.
     """
     watch: AcceptanceWatch | None = getattr(deployment, "acceptance_watch", None)
     if watch is None or watch.speculator_id != deployment.speculator_id:
@@ -102,7 +105,7 @@ def _read(deployment: Deployment, watch: AcceptanceWatch, window: Window) -> lis
 
 
 def _close_bin(watch: AcceptanceWatch, minute: dt.datetime) -> list[Change]:
-    """Gives the pending minutes to the detector. Args: minute: the start of the last of them."""
+    """Gives the pending minutes to the detector. Args: minute: the start of the last pending minute."""
     before = Detector(
         is_dropped=watch.state == State.DROPPED, **{name: getattr(watch, name) for name in _DETECTOR_FIELDS}
     )

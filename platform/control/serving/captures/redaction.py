@@ -15,8 +15,8 @@ REPLACEMENT = "[redacted]"
 KINDS = ("email", "ip_address", "credit_card")
 MAX_PATTERNS = 20
 MAX_PATTERN_LENGTH = 500
-# The most instructions that all patterns of a capture may have after RE2 has compiled them. The slowest patterns need
-# about 2 us per instruction and 1,024 characters, so a request of 256 KiB takes a fifth of a second at most.
+# The most instructions that all patterns of a capture together may have after RE2 has compiled them. The slowest
+# patterns need about 2 us per instruction for 1,024 characters, so a request of 256 KiB takes at most 0.2 s.
 MAX_PROGRAM_SIZE = 400
 _NOT_TEXT = frozenset({"role", "type"})  # members whose values are keywords of the API
 
@@ -45,7 +45,10 @@ class Redaction:
         return value
 
     def _of_member(self, name: str, item: Any) -> Any:
-        """A keyword is a text. An object or list of the same name, such as a parameter `type` of a tool, has texts."""
+        """Returns a member's value with replacements. Strings in `role` and `type` are keywords and do not change.
+
+        An object or list with such a name is not a keyword, for example a tool's parameter with the name `type`.
+        """
         return item if name in _NOT_TEXT and isinstance(item, str) else self.apply(item)
 
     def _redacted(self, text: bytes) -> bytes:
@@ -61,6 +64,6 @@ def redaction_of(kinds: tuple[str, ...], patterns: tuple[str, ...]) -> Redaction
 
 
 def has_token_ids(body: Mapping[str, Any]) -> bool:
-    """Whether the prompt of a completion is a list of token ids, or of such lists."""
+    """Returns whether the prompt of a completion is a list of token ids, or a list of lists of token ids."""
     prompt = body.get("prompt")
     return isinstance(prompt, list) and not all(isinstance(item, str) for item in prompt)

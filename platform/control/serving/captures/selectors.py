@@ -28,11 +28,11 @@ def captures_since(deployment_ids: Collection[str]) -> dict[str, datetime]:
 
 
 def requests_kept(capture: Capture) -> QuerySet[CapturedRequest]:
-    """Returns the captured requests, without those that are too old but not deleted yet, or not encrypted yet."""
+    """Returns the captured requests, except requests that are too old (but not deleted yet) or not encrypted yet."""
     encrypted = CapturedRequest.objects.filter(body__isnull=True)
     return encrypted.filter(deployment_id=capture.deployment_id, created_at__gt=oldest_kept(capture))
 
 
 def oldest_kept(capture: Capture) -> Combinable:
-    """The time before which requests are too old to be kept, as a database expression."""
+    """Returns a database expression for a time. Requests that are older are too old to be kept."""
     return from_now(-3600.0 * capture.hours)

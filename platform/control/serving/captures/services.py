@@ -40,7 +40,7 @@ MAX_HOURS = 30 * 24
 MAX_BODY_BYTES = 256 * 1024  # longer requests are not kept
 DELETE_LIMIT = 500  # rows that one transaction deletes
 SEAL_LIMIT = 1_000  # rows that one call encrypts
-MAX_REQUESTS = 20_000  # the most requests that are kept for one deployment: the newest
+MAX_REQUESTS = 20_000  # limit for one deployment; only its newest requests are kept
 MAX_FILE_BYTES = MAX_TEXT_BYTES
 _READ_ROWS = 16
 # Parameters without use for training. `capture_export` adds `model` again, as the base model's name.
@@ -56,8 +56,8 @@ def capture_set(
     redact: Sequence[str] = (),
     redact_patterns: Sequence[str] = (),
 ) -> Capture:
-    """Keeps requests for `hours` from now on. The new duration also applies to requests that are already kept; the
-    redaction does not.
+    """Keeps requests for `hours` from now on. The new duration also applies to requests that are already stored; the
+    new redaction does not.
 
     Effects: a capture that has stopped starts again.
     Raises: ApiError: 400, a pattern is invalid.
@@ -113,7 +113,7 @@ def request_capture(*, deployment_id: str, endpoint: str, body: Mapping[str, Any
         stopped = {"code": error.code, "message": error.message}
         Capture.objects.filter(pk=deployment_id).update(stopped=stopped)
         return False
-    except DatabaseError as error:  # PostgreSQL refuses some characters; the caller must get the answer all the same
+    except DatabaseError as error:  # such as a character that PostgreSQL refuses; the caller must get the answer
         log.warning("could not keep a request", deployment_id=deployment_id, error=str(error))
         return False
     return True
@@ -131,10 +131,10 @@ def capture_export(*, capture: Capture) -> File:
 
 
 def capture_file_store(*, capture: Capture, max_rows: int = MAX_REQUESTS) -> File:
-    """Writes the distinct requests that are kept as rows of a batch for the base model. Returns the row unsaved, for
-    `file_add`; see `file_store`.
+    """Writes the distinct captured requests to a batch file for the base model. Returns an unsaved `File`, which
+    `file_add` saves; see `file_store`.
 
-    The file has the newest requests that fit into `MAX_FILE_BYTES`, at most `max_rows`.
+    The file has the newest requests that fit into `MAX_FILE_BYTES`, at most `max_rows` of them.
 
     Raises: ApiError: 409, no request is kept; 429, too many files are being read or written.
     """
@@ -157,7 +157,10 @@ def capture_file_store(*, capture: Capture, max_rows: int = MAX_REQUESTS) -> Fil
 
 
 def _rows(capture: Capture) -> Iterator[dict[str, Any]]:
-    """Yields rows of a batch, newest first, without duplicates, so that no held-out prompt is a training prompt too."""
+    """Yields the lines of a batch file, newest request first.
+
+    Duplicates are left out, so that no held-out prompt is also a training prompt.
+    """
     seen: set[bytes] = set()
     model, sealer = capture.deployment.base_model.name, Sealer.of(capture.organization_id)
     newest_first = list(requests_kept(capture).order_by("-id").values_list("pk", flat=True)[:MAX_REQUESTS])
@@ -182,7 +185,7 @@ def _in_order(ids: Sequence[int]) -> Iterator[CapturedRequest]:
 
 
 def captures_seal() -> None:
-    """Encrypts the bodies that processes of an earlier release have stored, which run beside this one in an upgrade."""
+    """Encrypts the bodies that processes of an earlier release store in plain text during an upgrade."""
     plain = CapturedRequest.objects.filter(body__isnull=False).order_by("pk")
     for request in list(plain[:SEAL_LIMIT]):
         assert request.body is not None

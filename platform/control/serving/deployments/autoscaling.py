@@ -1,7 +1,7 @@
 """Adapts the number of a deployment's replicas to the number of requests that their engines report.
 
-The supervisor that holds the deployment's first replica decides. Only this supervisor's memory records since when more
-or fewer replicas have been needed, so a new supervisor starts to measure this time anew.
+The supervisor that holds the deployment's first replica decides. It measures in its own memory for how long more or
+fewer replicas have been needed. A new supervisor therefore starts this measurement from zero.
 """
 
 import time
@@ -24,7 +24,7 @@ class _Change:
 
     is_growth: bool
     since: float
-    to: int  # the lowest number needed since then if the number grows, otherwise the highest
+    to: int  # when growing, the lowest number of replicas needed since then; when shrinking, the highest
 
 
 class Autoscaler:
@@ -50,7 +50,7 @@ class Autoscaler:
 
 
 def _scale(deployment: Deployment, to: int) -> None:
-    """Removes replicas, or adds as many of the wanted ones as the organization's limit of devices allows."""
+    """Sets the number of replicas to `to`. Adds fewer replicas if the organization's device limit requires it."""
     before = deployment.num_replicas
     for num_replicas in range(to, before, -1) if to > before else [to]:
         try:

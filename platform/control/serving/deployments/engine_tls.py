@@ -2,11 +2,11 @@
 
 Each start of an engine has a key and a certificate of its own, which are made on the engine's machine. The key never
 leaves this machine. The certificate gets into the replica's row in the same way as the engine's tokens. Clients trust
-this one certificate and no other, so there is no certificate authority, and nothing expires: when the engine ends, the
-row forgets the certificate.
+this one certificate and no other, so there is no certificate authority. Certificates do not expire: when the engine
+ends, its certificate is removed from the row.
 
-A request carries the certificate in an extension of httpx, by which the transport chooses whom to trust. Therefore one
-client serves all engines.
+A request carries the engine's certificate in an extension of httpx. The transport trusts this certificate only, so that
+one client can serve all engines.
 """
 
 import datetime as dt
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-KEY_VARIABLE = "SLIPSTREAM_ENGINE_KEY"  # the engine reads its key and its certificate from it
+KEY_VARIABLE = "SLIPSTREAM_ENGINE_KEY"  # the engine reads its key and its certificate from this variable
 _EXTENSION = "slipstream_certificate"
 _NAME = "engine.slipstream.internal"  # in all certificates; only the certificate tells engines apart
 # These dates do not depend on the clocks of the machines. The second one means "no end": RFC 5280, 4.1.2.5.
@@ -40,7 +40,7 @@ class EngineKey:
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine is reached. Args: certificate: in PEM; empty: the engine does not use TLS."""
+    """The address of an engine. Args: certificate: in PEM; empty if the engine does not use TLS."""
 
     host: str
     port: int
@@ -83,7 +83,10 @@ def engine_key() -> EngineKey:
 
 @lru_cache(maxsize=_MAX_CONTEXTS)
 def trusting(certificate: str) -> ssl.SSLContext:
-    """Returns a client's context that trusts only this certificate; empty: none. Raises: ssl.SSLError."""
+    """Returns a client's context that trusts only this certificate, or no certificate if `certificate` is empty.
+
+    Raises: ssl.SSLError.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # requires a trusted certificate and the expected name
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if certificate:
@@ -97,7 +100,7 @@ class EngineTransport(httpx2.BaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         certificate = EngineAddress.certificate_of(request.extensions)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
-        # The transport needs not be closed, because it keeps no connection.
+        # The transport need not be closed, because it keeps no connection.
         return httpx2.HTTPTransport(verify=trusting(certificate), limits=limits, trust_env=False).handle_request(
             request
         )

@@ -23,7 +23,7 @@ from control.serving.deployments.models import Deployment, Node, Replica
 
 LEASE_SECONDS = 15.0  # the length of a replica's lease
 NODE_LEASE_SECONDS = 60.0
-MAX_CLAIMS = 50  # at a time, so that supervisors that start together share the replicas
+MAX_CLAIMS = 50  # claims at a time; the limit distributes the replicas among supervisors that start together
 
 
 def replicas_ensure(deployments: QuerySet[Deployment]) -> None:
@@ -40,16 +40,16 @@ def replicas_ensure(deployments: QuerySet[Deployment]) -> None:
 
 
 def leases_renew(*, supervisor: str, node: str) -> None:
-    """Renews the lease of the node, and those of the replicas that the supervisor still holds."""
+    """Renews the lease of the node, and the leases of the replicas that the supervisor still holds."""
     renewed = from_now(NODE_LEASE_SECONDS)
     Node.objects.update_or_create(name=node, defaults={"lease_until": renewed})
     Replica.objects.filter(supervisor=supervisor, lease_until__gt=Now()).update(lease_until=from_now(LEASE_SECONDS))
 
 
 def replicas_claim(deployments: QuerySet[Deployment], *, supervisor: str, node: str, launchers: Sequence[str]) -> int:
-    """Claims replicas of these deployments that no supervisor holds. Returns how many.
+    """Claims replicas of these deployments that no supervisor holds. Returns the number of claimed replicas.
 
-    Args: launchers: the supervisor's. It claims no process that another launcher has started.
+    Args: launchers: the supervisor's launchers. A replica is not claimed if another launcher has started its process.
     """
     with transaction.atomic():
         free = _free(node, launchers).filter(deployment__in=deployments)

@@ -90,8 +90,8 @@ class Deployment(ProjectObject):
 class Replica(models.Model):
     """A place for one engine process of a deployment. The process may be missing: not started yet, crashed or stopped.
 
-    The rows with a number below the deployment's `num_replicas` should have a process. A supervisor works on the row
-    only while it holds the lease, and states the fence in every write (`leases`).
+    Replicas with a number below the deployment's `num_replicas` should have a process. A supervisor works on a replica
+    only while it holds the replica's lease, and names the lease's fence in every write (`leases`).
     """
 
     class State(models.TextChoices):
@@ -169,7 +169,7 @@ class Replica(models.Model):
 
     @property
     def has_process(self) -> bool:
-        """Whether a process was started whose end has not been recorded."""
+        """Whether a process has been started and its end has not been recorded."""
         return self.pid is not None
 
     def process_name(self, generation: int) -> str:
@@ -188,11 +188,12 @@ class Replica(models.Model):
 
 
 AVAILABLE = (Replica.State.READY, Replica.State.SLEEPING)  # a request wakes a sleeping replica
-UP = (*AVAILABLE, Replica.State.DEGRADED)  # such a replica may answer requests
+UP = (*AVAILABLE, Replica.State.DEGRADED)  # replicas in these states may answer requests
 
 
 class Node(models.Model):
-    """A machine on which supervisors run. They renew its lease; once it has expired, its processes count as lost."""
+    """A machine on which supervisors run. They renew the machine's lease. If the lease expires, the processes on the
+    machine count as lost."""
 
     name = models.CharField(primary_key=True, max_length=120)
     lease_until = models.DateTimeField()

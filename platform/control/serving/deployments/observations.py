@@ -23,12 +23,12 @@ CRASH_WINDOW_SECONDS = 600.0
 MAX_CRASHES = 5
 MAX_BACKOFF_SECONDS = 60.0
 DEVICE_WAIT_SECONDS = 2.0  # between two searches for a free device
-USE_RECORDED_SECONDS = 1.0  # `used_at` is written again when it is wrong by this time or more
+USE_RECORDED_SECONDS = 1.0  # `used_at` is updated if the stored time is too old by this much or more
 NO_PROCESS: dict[str, Any] = {
     "pid": None, "process_started": "", "host": "", "port": None, "token": "", "operator_token": "", "certificate": "",
     "device": "", "node": "", "num_open": 0,
 }  # fmt: skip
-NO_DEVICE_FACTS: dict[str, Any] = {"device_kind": "", "hour_nanousd": None}  # of the last device, with its price
+NO_DEVICE_FACTS: dict[str, Any] = {"device_kind": "", "hour_nanousd": None}  # resets the last device and its price
 
 
 @transaction.atomic
@@ -138,7 +138,7 @@ def backoff_seconds(num_crashes: int) -> float:
 def replica_draining(*, replica: Replica, is_forced: bool = False) -> bool:
     """Takes the replica out of the gateways' routing, before the supervisor ends its process.
 
-    Args: is_forced: do so whatever the state of the other replicas.
+    Args: is_forced: whether to do so even if another replica is not available.
     Returns: False if the process must continue to serve, because ready replicas are replaced one after another.
     """
     deployment = _lock(replica)

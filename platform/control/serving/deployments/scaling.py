@@ -68,7 +68,7 @@ def scaling_of(deployment: Deployment) -> ScalingOptions:
 
 
 def replicas_wanted(deployment: Deployment) -> int:
-    """Returns how many replicas the requests need that are running or waiting now."""
+    """Returns how many replicas are needed for the requests that run or wait now."""
     engine = EngineOptions.model_validate(deployment.engine or {})
     used = [replica for replica in deployment.replicas.all() if replica.number < deployment.num_replicas]
     num_open = sum(replica.num_open for replica in used)

@@ -63,7 +63,7 @@ def deployment_by_name(organization: Organization, name: str, *, only: Sequence[
 
 
 def _deployment_of_adapter(organization: Organization, name: str, only: Sequence[str] | None) -> Deployment:
-    """Of several deployments that serve the adapter, those that can answer now come first, then the oldest."""
+    """Returns a deployment that serves the adapter. Prefers deployments that can answer now, and then older ones."""
     serving = list(deployments_list(organization, only=only).filter(adapters__name=name).distinct().order_by("pk"))
     if not serving:
         raise ApiError(404, _not_served(organization, name), "model_not_found", "model")
@@ -114,8 +114,8 @@ def deployments_to_supervise() -> QuerySet[Deployment]:
 def replicas_held(supervisor: str) -> QuerySet[Replica]:
     """For supervisors only: the replicas to supervise whose lease the supervisor has.
 
-    The rows that a launch needs are prefetched, apart from adapters, and so is the load of all replicas of the same
-    deployments. A row that several deployments refer to is read once.
+    The rows that a launch needs are prefetched, apart from adapters. The load of all replicas of the same deployments
+    is prefetched, too. A row to which several deployments refer is read once.
     """
     used = Replica.objects.only("deployment_id", "number", "num_open", "used_at")
     related = ("base_model", "speculator", "canary_of", Prefetch("replicas", queryset=used))
@@ -127,8 +127,8 @@ def replicas_held(supervisor: str) -> QuerySet[Replica]:
 
 
 def replicas_not_stray(supervisor: str, node: str) -> tuple[set[int], set[str]]:
-    """For supervisors only: returns the session ids of this node's processes that are in a row, and the names of the
-    replicas that other supervisors hold.
+    """For supervisors only: returns the session ids of this node's processes that a replica's row records, and the
+    names of the replicas that other supervisors hold.
 
     The session id of an engine process equals its pid, because each process starts a session of its own.
     """

@@ -157,8 +157,8 @@ def deployment_update(
         adapters: the complete new list; None: leave the adapters as they are.
         allow_output_change: accept that answers change with the new speculator.
         remember_answers, num_replicas, scaling: None leaves the value unchanged.
-    Raises: ApiError: 400, the engine's options contradict the speculator; 409, as `deployment_create`, except for the
-        name, or answers would change.
+    Raises: ApiError: 400, the engine's options contradict the speculator; 409, answers would change, or a reason of
+        `deployment_create` that does not concern the name.
     """
     _check_drafting(deployment, speculator)
     if not allow_output_change:
@@ -192,7 +192,7 @@ def _forget_crashes(deployment: Deployment) -> None:
 def deployment_scale(*, deployment: Deployment, num_replicas: int) -> Deployment:
     """Changes the number of replicas. Surplus replicas finish their requests and end; the others continue to serve.
 
-    Raises: ApiError: 429, the organization's endpoints occupy as many devices as they may.
+    Raises: ApiError: 429, the organization's endpoints would occupy more devices than the limit allows.
     """
     locked = Deployment.objects.select_for_update().get(pk=deployment.pk)
     if num_replicas > locked.num_replicas and locked.state in RUNNING_STATES:
@@ -219,7 +219,7 @@ def deployment_scaling_set(*, deployment: Deployment, scaling: ScalingOptions) -
 
 
 def _checked(scaling: ScalingOptions) -> dict[str, Any] | None:
-    """Returns what the row stores; None for the defaults. Raises: ApiError: 400, 409."""
+    """Returns the value to store in the row; None for the defaults. Raises: ApiError: 400, 409."""
     if scaling.max_replicas is not None and scaling.min_replicas > scaling.max_replicas:
         message = f"min_replicas must be at most max_replicas ({scaling.max_replicas}), got {scaling.min_replicas}."
         raise ApiError(400, message, "invalid_value", "scaling.min_replicas")
@@ -246,7 +246,7 @@ def deployment_start(*, deployment: Deployment) -> Deployment:
     """Starts a deployment that is stopped or failed and forgets its crashes. No effect if it is running.
 
     Raises: ApiError: 403, the model has no price; 404, the deployment is deleted; 429, the organization's endpoints
-        occupy as many devices as they may.
+        would occupy more devices than the limit allows.
     """
     _refuse_deleted(deployment)
     if deployment.desired_state == Deployment.Desired.RUNNING and deployment.state in RUNNING_STATES:
@@ -268,7 +268,7 @@ def deployment_start(*, deployment: Deployment) -> Deployment:
 @audited("deployment.stop")
 @transaction.atomic
 def deployment_stop(*, deployment: Deployment) -> Deployment:
-    """Takes the deployment out of the gateway's routing at once; its process drains and stops. No effect if stopped."""
+    """Takes the deployment out of the gateway's routing at once. Its processes drain and stop. No effect if stopped."""
     transition(deployment, State.STOPPING, desired_state=Deployment.Desired.STOPPED, generation=F("generation") + 1)
     return deployment
 
@@ -276,7 +276,7 @@ def deployment_stop(*, deployment: Deployment) -> Deployment:
 @audited("deployment.delete")
 @transaction.atomic
 def deployment_delete(*, deployment: Deployment) -> Deployment:
-    """Deletes a deployment: frees its name at once, and its process drains and stops.
+    """Deletes a deployment. Its name is free at once; its processes drain and stop.
 
     The row stays, because pipelines refer to it.
     """

@@ -19,9 +19,9 @@ from control.serving.deployments.models import Replica
 from control.serving.deployments.observations import replica_load
 from control.serving.deployments.scaling import may_sleep, scaling_of
 
-CHANGE_TIMEOUT_SECONDS = 30.0  # the engine continues after that, and the health checks tell the result
+CHANGE_TIMEOUT_SECONDS = 30.0  # after this time, the engine continues, and health checks show whether it sleeps
 RETRY_SECONDS = 5.0
-NUM_THREADS = 4  # changes at a time, because each reads or writes gigabytes
+NUM_THREADS = 4  # changes that run at a time; each of them reads or writes gigabytes
 
 log = structlog.get_logger(__name__)
 

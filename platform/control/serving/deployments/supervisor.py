@@ -12,8 +12,8 @@
 A launcher runs the processes (`launchers`). A replica's row records which launcher has started its process; the
 configuration names the launcher of the next one.
 
-The supervisor keeps no state that the next supervisor could not rebuild: pid, start time, port and token are in the
-replica's row. The next supervisor can therefore adopt the process. It creates a new `_Watched` for it, with new timers.
+The next supervisor can rebuild all state of this supervisor, because the replica's row has the pid, start time, port
+and token. It can therefore adopt the process, for which it creates a new `_Watched` with new timers.
 """
 
 import os
@@ -83,7 +83,8 @@ class Supervisor:
     Args:
         lifeline: the read end of a pipe (see `launchers.engine_process`). The endpoints end when the process that holds
             the write end ends, and `stop` drains them. None: the endpoints keep serving when the supervisor ends.
-        drains: whether `stop` drains the endpoints even without a lifeline, as in a container, whose end kills them.
+        drains: whether `stop` drains the endpoints even without a lifeline. This is for containers: when a container
+            ends, its processes are killed.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class DeploymentsView(OrganizationView):
 
 
 class OneDeploymentView(OrganizationView):
-    """Base of the views below `/v1/deployments/{deployment_id}`, also of those of other apps."""
+    """Base class of the views below `/v1/deployments/{deployment_id}`, including the views of other apps."""
 
     scope = "deployments"
 

@@ -42,7 +42,7 @@ class Accounts:
     def __init__(self, threads: DatabaseThreads) -> None:
         self._threads = threads
         self._ended: list[Ended] = []
-        self._reservations: dict[str, str] = {}  # of requests in progress; maps id to organization
+        self._reservations: dict[str, str] = {}  # maps the reservations of open requests to organizations
         self._renewed_at = time.monotonic()
         self._is_closing = asyncio.Event()
         self._captures = Captures(threads)
@@ -126,7 +126,7 @@ def _write_group(organization_id: str, ended: Sequence[Ended]) -> bool:
             log.exception("the database cannot be reached; usage will be written later", num_requests=len(ended))
             return False
         # The database may have committed. A second attempt could charge the customer twice.
-        log.exception("usage may not be counted", organization_id=organization_id, used=str(_summed(ended)))
+        log.exception("usage was perhaps not counted", organization_id=organization_id, used=str(_summed(ended)))
     except Exception:  # for example, the organization was deleted; other organizations' usage must still be written
         log.exception("usage not counted", organization_id=organization_id, used=str(_summed(ended)))
     return True

@@ -24,7 +24,7 @@ from control.serving.gateway.shadowing import Shadows
 from control.tenants.async_requests.handler import UnreadHandler, UnreadRequest
 from control.tenants.authentication.caller import Caller
 
-CLOSE_SECONDS = 5.0  # for requests that the server has cancelled
+CLOSE_SECONDS = 5.0  # how long `close` waits for requests that the server has cancelled
 
 
 class Gateway:

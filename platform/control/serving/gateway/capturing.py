@@ -20,8 +20,8 @@ from control.tenants.row_security.scope import as_tenant
 
 log = structlog.get_logger(__name__)
 
-MAX_WAITING_BYTES = 16 << 20  # of the waiting requests of one organization
-MAX_ALL_WAITING_BYTES = 64 << 20  # of the waiting requests of all organizations
+MAX_WAITING_BYTES = 16 << 20  # limit for the waiting requests of one organization
+MAX_ALL_WAITING_BYTES = 64 << 20  # limit for the waiting requests of all organizations
 PER_TURN = 16  # requests of one organization that are stored before the next organization's turn
 CLOSE_SECONDS = 5.0
 

@@ -1,7 +1,7 @@
 """Compares two answers to the same request, and makes the second request from the first one and its answer.
 
 Two answers are equal if each choice has the same text, reasoning, tool calls, token ids (if the request asked for them)
-and reason of its end, and if they have the same number of tokens. Ids, times and log-probabilities are not compared.
+and finish reason, and if they have the same number of tokens. Ids, times and log-probabilities are not compared.
 """
 
 import json
@@ -16,14 +16,14 @@ _DATA = b"data: "
 
 
 class NotComparable(Exception):
-    """Nothing follows from a comparison: an answer is incomplete, or its seed is unknown."""
+    """The answers cannot be compared, because an answer is incomplete or its seed is unknown."""
 
 
 def repeated_request(body: bytes, answer: bytes) -> bytes:
-    """Returns the body with the seed of the answer. Then another engine has to give the same answer.
+    """Returns the body with the seed of the answer. Another engine must then give the same answer.
 
-    The engine draws a seed for a request without one, and names it in its answer. Args: answer: to `body`.
-    Raises: NotComparable: the request samples, and its seed is unknown.
+    If a request has no seed, the engine draws one and names it in the answer.
+    Args: answer: the answer to `body`. Raises: NotComparable: the request samples, and its seed is unknown.
     """
     request = _parsed(body)
     if request.get("seed") is None and request.get("temperature") != 0:
@@ -68,7 +68,7 @@ def _without_deltas(choices: list[Any]) -> list[Any]:
 
 
 def _join(into: dict[str, Any], name: str, value: Any) -> None:
-    """Appends texts and lists to those before them. Members of lists with an index are joined by their index."""
+    """Appends a text or list to the earlier parts of the same member. Objects in lists are joined by their `index`."""
     if name in _NOT_COMPARED or value is None or value == []:
         return
     if isinstance(value, str):
@@ -88,7 +88,7 @@ def _join(into: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _parts(answer: bytes) -> Iterator[dict[str, Any]]:
-    """Yields the object of a whole answer, or those of a stream's events."""
+    """Yields the object of a whole answer, or the objects of a stream's events."""
     if not answer.startswith(_DATA):
         yield _parsed(answer)
         return

@@ -32,7 +32,7 @@ class InvalidRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UsageOptions:
-    """The chunks of a stream in which the caller requested usage."""
+    """Says in which chunks of a stream the caller requested usage."""
 
     at_end: bool
     in_every_chunk: bool
@@ -50,7 +50,7 @@ class CompletionRequest:
     model: str
     usage: UsageOptions
     num_prompts: int
-    num_bytes: int  # the most bytes that the body's texts can have after normalisation
+    num_bytes: int  # upper bound of the bytes of the body's texts after normalisation
     num_parts: int  # messages or items, and the parts of their contents; 0: not a chat
     has_tools: bool  # whether the request defines tools, or an earlier message has a tool's call or result
     num_choices: int  # for each prompt
@@ -97,9 +97,9 @@ def read(raw: bytes, path: str) -> tuple[CompletionRequest, bytes]:
 
 
 def metered_request(body: Mapping[str, Any]) -> bytes | None:
-    """The body of a stream's request, changed so that every chunk has usage.
+    """Returns the body of a request for a stream, changed so that every chunk has usage.
 
-    Returns: None if the body must be sent unchanged: it does not request a stream, or its options are invalid.
+    Returns None if the body must be sent unchanged, because it does not request a stream or its options are invalid.
     """
     options = body.get("stream_options")
     options = {} if options is None else options

@@ -1,7 +1,7 @@
 """Connections of a gateway to engines: one pool for each engine with TLS, and one for all engines without.
 
-A pool keeps idle connections by host and port. If all engines shared one, an engine could give up its port, keep its
-connections, and get the requests of the engine that has the port now.
+A pool keeps idle connections by host and port. If all engines shared one pool, an engine could give up its port and
+keep its open connections. It would then get requests for the engine that listens on this port now.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +26,7 @@ class _Pool:
 
 
 class EnginePools(httpx2.AsyncBaseTransport):
-    """Closes a pool that has not been used for a minute, when another one is opened."""
+    """Sends each request through its engine's pool. When a pool is opened, pools unused for a minute are closed."""
 
     def __init__(self, limits: httpx2.Limits) -> None:
         self._limits = limits

@@ -10,7 +10,8 @@ def cost_bound(request: CompletionRequest, route: Route) -> int:
     """Returns an upper bound in billionths of a dollar.
 
     Neither prompt nor answer is longer than the model's context. A request without `max_tokens` may use all of the
-    context. An audit reads the answers, so each of their tokens costs as much as one of a prompt.
+    context. An audit does not generate the answers but reads them, so a token of an answer costs as much as a token of
+    a prompt.
     """
     answer_tokens = min(request.max_tokens or route.context_tokens, route.context_tokens)
     output_tokens = request.num_prompts * request.num_choices * answer_tokens

@@ -17,7 +17,7 @@ from control.core.api.errors import ApiError
 from control.core.processes.child_environment import child_environment
 from control.serving.gateway.completion_request import CompletionRequest, InvalidRequest, UsageOptions, read
 
-SMALL_BYTES = 256 * 1024  # at most 20 ms on the event loop, for a body of empty lists; 1 ms for text
+SMALL_BYTES = 256 * 1024  # parsing takes at most 20 ms on the event loop (empty lists); a body of text takes 1 ms
 NUM_PROCESSES = 2
 CPU_SECONDS, MEMORY_BYTES = 20, 2**30  # limits of a process; 8 MiB of empty lists take 0.7 s and 0.3 GiB
 _COMMAND = (sys.executable, "-S", "-m", "control.serving.gateway.completion_request")

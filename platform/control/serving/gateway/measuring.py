@@ -1,4 +1,4 @@
-"""What the gateway does for a rollout while it answers one request: it measures the request, and copies some."""
+"""Measures a request to a deployment with a rollout. In mode `shadow`, also copies some requests to the candidate."""
 
 import random
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from control.serving.rollouts.evidence import Observation, Side
 
 @dataclass(slots=True, kw_only=True)
 class Measuring:
-    """One request. Its methods never wait, and do nothing if the deployment has no rollout."""
+    """Measures one request. The methods never wait, and do nothing if the deployment has no rollout."""
 
     trial: Trial | None
     shadows: Shadows | None  # None: requests to this route are not copied
     organization_id: str
     request_id: str
     path: str
-    body: bytes | None  # as it is sent to the engine; it is kept only if it may be copied
+    body: bytes | None  # as it is sent to the engine; None if the request will not be copied
     memory: str | None
     is_copied: bool = False
     _measured: Measured | None = None
@@ -37,7 +37,7 @@ class Measuring:
         return answer if self._measured is None else self._measured.begin(answer)
 
     def failed(self, process: Process) -> Observation | None:
-        """The engine gave no answer."""
+        """Returns the observation of a request to which the engine gave no answer."""
         measured = self._of(process)
         if measured is None:
             return None
@@ -46,7 +46,7 @@ class Measuring:
         return measured.failed()
 
     def ended(self, tokens: Tokens) -> Observation | None:
-        """The answer has ended: it is complete, or the engine failed, or the caller has disconnected."""
+        """Returns the observation of a request whose answer is complete, has failed, or was cut off by the caller."""
         measured = self._measured
         if measured is None:
             return None

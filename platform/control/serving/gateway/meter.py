@@ -25,12 +25,12 @@ _COMMENT = b": "
 
 
 def tokens_of(answer: bytes) -> Tokens | None:
-    """The usage in an answer or in one chunk of a stream; None if it contains no usage."""
+    """Returns the usage in an answer or in one chunk of a stream; None if there is none."""
     try:
         counts = _counts(json.loads(answer)["usage"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    # Other values could not be stored: the end of the request would not be recorded, nor its reservation released.
+    # Other values could not be stored. The usage would then not be recorded, and the reservation not be released.
     if any(type(count) is not int or count < 0 for count in counts):
         return None
     return Tokens(input=counts[0], output=counts[1], cached=counts[2])
@@ -83,13 +83,13 @@ def _counts(usage: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def _visible(event: bytes, options: UsageOptions) -> tuple[bytes, bytes | None]:
-    """Returns the event's data if it has usage, and the event to pass on; None: nothing is passed on."""
+    """Returns the event's data (empty if it has no usage), and the event to pass on (None: nothing is passed on)."""
     data = event.removeprefix(_DATA) if b'"usage"' in event else b""
     return data, _without_extra_usage(event, options)
 
 
 def _without_extra_usage(event: bytes, options: UsageOptions) -> bytes | None:
-    """The event to pass on; None if it contains only usage that the caller did not request."""
+    """Returns the event to pass on; None if the event contains only usage that the caller did not request."""
     if options.in_every_chunk or b'"usage"' not in event:
         return event
     try:

@@ -44,7 +44,7 @@ def text_bytes(template: str) -> int:
 
 
 def _templates(folder: Path) -> list[str]:
-    """A model has one template or, in a list, several with names."""
+    """Returns the model's chat templates: one, or several with names."""
     own = folder / "chat_template.jinja"
     if own.exists():
         return [own.read_text()]

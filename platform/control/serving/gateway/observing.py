@@ -16,19 +16,19 @@ from control.serving.rollouts.evidence import Observation, Outcome
 
 MAX_KEPT_BYTES = 256 << 10  # of an answer that is kept for a comparison
 _ACCEPTED = re.compile(rb'(?<!\\)"num_accepted_draft_tokens": ?(\d+)')
-_TAIL_BYTES = 4096  # the statistics are at most that far from the end of an answer
+_TAIL_BYTES = 4096  # the statistics are within this many bytes of the end of an answer
 
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """Measurements of one request, which an engine is answering."""
+    """The measurements of one request while an engine answers it."""
 
     organization_id: str
     rollout_id: str
     side: str
     request_id: str
     path: str
-    keeps_answer: bool = False  # whether the answer is kept, to be compared with another
+    keeps_answer: bool = False  # whether the answer is kept for a comparison with the candidate's answer
     kept: list[bytes] | None = field(default_factory=list)  # the answer; None: it is too long
     _is_stream: bool = False
     _num_kept: int = 0
@@ -48,11 +48,11 @@ class Measured:
         return replace(answer, body=self._watched(answer.body))
 
     def failed(self) -> Observation:
-        """The engine gave no answer."""
+        """Returns the observation of a request to which the engine gave no answer."""
         return self._observation("failed")
 
     def ended(self, tokens: Tokens) -> Observation | None:
-        """Returns the measurements of an answer that has ended; None: it says nothing about the engine."""
+        """Returns the observation of an answer that has ended; None if the answer says nothing about the engine."""
         if self._status >= 500 or self._is_failed_stream:
             return self._observation("failed")
         if not self.is_answered:
@@ -109,10 +109,10 @@ class Measured:
 
 
 def passes_per_token(answer: bytes, tokens: Tokens) -> float | None:
-    """Returns the forward passes per generated token: each pass generates a token, besides the accepted ones.
+    """Returns the forward passes per generated token. A pass generates one token in addition to the accepted drafts.
 
-    Args: answer: its end, which contains the engine's statistics.
-    Returns: None: the answer has no statistics.
+    Args: answer: the end of an answer, which contains the engine's statistics.
+    Returns: None if the answer has no statistics.
     """
     found = _ACCEPTED.findall(answer[-_TAIL_BYTES:])
     if not found or not tokens.output:

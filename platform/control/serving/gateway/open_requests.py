@@ -8,7 +8,7 @@ from control.core.api.errors import ApiError
 from control.core.settings.config import get_config
 
 RETRY_AFTER_SECONDS = 1
-MAX_LARGEST_BODIES = 16  # an organization's bodies may have as many bytes in all as this many of the largest size
+MAX_LARGEST_BODIES = 16  # limit for all bodies of an organization together: the bytes of 16 bodies of maximum size
 
 
 class OpenRequests:

@@ -45,7 +45,7 @@ class Process:
 
     deployment_id: str  # of the named deployment, or of its canary
     target: Target
-    is_asleep: bool = False  # as far as the supervisor has seen
+    is_asleep: bool = False  # according to the supervisor's last health check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Trial:
     """A rollout for which the gateway measures requests."""
 
     rollout_id: str
-    side: str | None  # of the evidence that all requests belong to; None: it depends on the process
+    side: str | None  # the side of the evidence for all requests; None: the side depends on the process
     canary_id: str
     shadows: tuple[Process, ...] = ()  # processes that answer copies of requests
     shadow_percent: int = 0  # share of the requests that are copied
@@ -82,7 +82,7 @@ class OpenByTarget(Counter[Target]):
 class Route:
     named_id: str  # the deployment that `model` names
     base_model_id: str
-    main: tuple[Process, ...]  # at least one of main and canary has a process
+    main: tuple[Process, ...]  # `main` and `canary` are never both empty
     canary: tuple[Process, ...]
     canary_percent: int
     is_capped: bool  # whether spend caps apply to the caller

@@ -47,7 +47,7 @@ from control.tenants.async_requests.event_stream import EventStream
 from control.tenants.async_requests.handler import shut_down
 from control.tenants.authentication.caller import Caller
 
-MAX_TRIES = 3  # the most replicas to which a request is sent until one accepts it
+MAX_TRIES = 3  # limit for the number of replicas to which a request is sent until one of them accepts it
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class Backend(Protocol):
 
     @property
     def shadows(self) -> Shadows | None:
-        """Returns what sends copies of requests; None: none are sent."""
+        """Returns the sender of copies of requests; None: no copies are sent."""
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the function in a thread that may use the database."""
@@ -150,9 +150,10 @@ async def _serve(
 async def _send_awake(
     waking: Waking, send: Callable[[Target], Awaitable[Answer]], limit_seconds: float, target: Target
 ) -> Answer:
-    """Sends a request to an engine, which is woken if it sleeps. Raises: StillAsleep, NotAccepted, or those of `send`.
+    """Sends a request to an engine. If the engine sleeps, it is woken first.
 
     Args: limit_seconds: how long the request may wait for the engine.
+    Raises: StillAsleep, NotAccepted, and the errors of `send`.
     """
     begun = monotonic()
     while True:
@@ -182,7 +183,7 @@ async def _reserve(backend: Backend, caller: Caller, route: Route, request: Comp
     if not route.is_capped:
         return None
     bound = cost_bound(request, route)
-    # If the caller disconnects during this call, nobody releases the reservation, and it expires.
+    # If the caller disconnects during this call, the reservation is not released. It then expires.
     reservation_id: str = await backend.call(spend_reserve, caller=caller, nanousd=bound)
     backend.begin(caller, reservation_id)
     return _Reserved(reservation_id, bound, route)
@@ -190,7 +191,7 @@ async def _reserve(backend: Backend, caller: Caller, route: Route, request: Comp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exchange:
-    """A request that is sent to an engine, until its end is recorded. A stream holds it for as long as it lasts."""
+    """A request to an engine, with the facts to record when the request ends, perhaps after a long stream."""
 
     backend: Backend
     caller: Caller
@@ -209,7 +210,7 @@ class _Exchange:
     ) -> Answer:
         """Sends the request to a replica, and to another one if the first did nothing for it.
 
-        Raises: ApiError: 429, the replicas have as many requests as they take; 502, the engine failed; 503, the
+        Raises: ApiError: 429, the replicas have reached their limits of requests; 502, the engine failed; 503, the
             deployment has been stopped or does not wake in time.
         """
         routes, tried = self.backend.routes, list[Process]()

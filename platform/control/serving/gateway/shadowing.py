@@ -1,7 +1,7 @@
 """Sends copies of requests to the candidate of a rollout in mode `shadow`, and compares its answers.
 
 A copy is sent after the caller has got the whole answer, so it can neither delay nor change the caller's request. It is
-not recorded as usage. Copies wait in a queue of their rollout, whose entries and bytes are limited; while it is full,
+not recorded as usage. Each rollout has a queue of copies, whose number and bytes are limited. While the queue is full,
 further copies are dropped and counted. When the rollout's trial ends, its copies are discarded, including those being
 sent.
 """
@@ -29,11 +29,11 @@ from control.tenants.row_security.scope import as_tenant
 
 log = structlog.get_logger(__name__)
 
-MAX_WAITING = 64  # copies of one rollout
-MAX_WAITING_BYTES = 16 << 20  # of the waiting copies of one rollout
-MAX_ALL_WAITING_BYTES = 64 << 20  # of the waiting copies of all rollouts
-MAX_BODY_BYTES = 256 << 10  # of a request that is copied
-MAX_RUNNING = 4  # copies of one rollout
+MAX_WAITING = 64  # waiting copies of one rollout
+MAX_WAITING_BYTES = 16 << 20  # limit for the waiting copies of one rollout
+MAX_ALL_WAITING_BYTES = 64 << 20  # limit for the waiting copies of all rollouts
+MAX_BODY_BYTES = 256 << 10  # requests with larger bodies are not copied
+MAX_RUNNING = 4  # copies of one rollout that are sent at the same time
 CHECK_SECONDS = 1.0  # how often a rollout is read while its copies wait or run
 COPY_SECONDS = 600.0  # the longest time for one copy
 CLOSE_SECONDS = 5.0  # the longest time that `close` waits until the last counts are written
@@ -65,7 +65,7 @@ class Copy:
 
 @dataclass(slots=True)
 class _Lane:
-    """The copies of one rollout. A candidate that hangs holds up only its own lane."""
+    """The queue of one rollout's copies. A candidate that hangs delays only its own queue."""
 
     waiting: deque[Copy] = field(default_factory=deque)
     num_bytes: int = 0  # of the waiting copies
@@ -80,7 +80,7 @@ class Shadows:
     def __init__(self, threads: DatabaseThreads) -> None:
         self._threads = threads
         self._lanes: dict[str, _Lane] = {}  # by rollout
-        self._uncounted: Counter[Observation] = Counter()  # not written yet
+        self._uncounted: Counter[Observation] = Counter()  # observations that are not written yet
         self._counting: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -122,7 +122,7 @@ class Shadows:
 
     def _end(self, rollout_id: str, lane: _Lane, task: asyncio.Task[None]) -> None:
         lane.tasks.discard(task)
-        self._start_or_forget(rollout_id, lane)  # a copy may have been added after the task's last look
+        self._start_or_forget(rollout_id, lane)  # a copy may have been added after the task found no more
 
     async def _send_all(self, lane: _Lane) -> None:
         while lane.waiting:
@@ -183,7 +183,7 @@ async def _answered(copy: Copy) -> Observation:
     )
     try:
         await _receive(copy, body, measured)
-    except NotAccepted:  # the candidate has no place for the copy, or is about to stop
+    except NotAccepted:  # the candidate accepts no more requests, or is about to stop
         return copy.observation("dropped")
     except ApiError:
         return replace(measured.failed(), compared="not_comparable")

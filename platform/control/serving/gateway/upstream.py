@@ -73,7 +73,7 @@ class Answer:
     content_type: str
     retry_after: str | None
     body: bytes | AsyncGenerator[bytes]  # a generator if the answer is an event stream
-    waited_seconds: float = 0.0  # until the whole answer or the first event of a stream had arrived
+    waited_seconds: float = 0.0  # time until the whole answer or the first event of a stream arrived
 
 
 async def forward(target: Target, path: str, body: bytes, *, request_id: str, memory: str | None) -> Answer:

@@ -1,8 +1,8 @@
 """Wakes sleeping engines for the requests that wait for them.
 
-A gateway learns that an engine sleeps when the engine refuses a request, before it has done anything for it. The
-replica's row may still be some seconds old, so the gateway does not rely on it. An engine that is already awake answers
-a request to wake at once, so any number of gateways may send one.
+A sleeping engine refuses each request before it has done anything for the request. The gateway learns from this refusal
+that the engine sleeps. It does not rely on the replica's row, which may be some seconds old. An engine that is already
+awake answers a request to wake at once, so any number of gateways may send such requests.
 """
 
 import asyncio

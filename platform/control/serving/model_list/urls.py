@@ -4,5 +4,5 @@ from control.serving.model_list.views import ModelsView, ModelView
 
 urlpatterns = [
     path("models", ModelsView.as_view()),
-    path("models/<path:name>", ModelView.as_view()),  # path: names may hold a slash, as "organization/model"
+    path("models/<path:name>", ModelView.as_view()),  # path: names may contain a slash, as in "organization/model"
 ]

@@ -1,8 +1,8 @@
 """Decides whether the candidate's speculator replaces the current one. These functions read and write no database.
 
-Both processes serve requests of the same callers at the same time, so a change of the traffic affects both. Each gate
-compares the candidate with the deployment (`stable`) by confidence sequences (`sequential`), which hold at all times at
-once. The gates may therefore be checked as often as one likes:
+The candidate and the deployment (`stable`) serve requests of the same callers at the same time, so a change of the
+traffic affects both of them. Each gate compares the two by confidence sequences (`sequential`), which hold at all times
+at once. The gates may therefore be checked as often as one likes:
 
     acceptance     forward passes per generated token, the reciprocal of the acceptance length
     errors         the share of the requests that failed
@@ -33,14 +33,14 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the gateways have measured of the requests to one of the two processes."""
+    """What the gateways have measured of the requests to the candidate, or to the deployment."""
 
     num_requests: int = 0  # complete answers
     num_failed: int = 0  # requests to which the engine gave no complete answer
     passes: Sums = field(default_factory=Sums)  # forward passes per generated token
     slow_first: Count = field(default_factory=Count)
     slow_inter: Count = field(default_factory=Count)
-    num_equal: int = 0  # copies of requests whose answer was equal to the customer's
+    num_equal: int = 0  # copies of requests whose answer was equal to the customer's answer
     num_different: int = 0
     num_not_comparable: int = 0
     num_dropped: int = 0  # copies that were not sent, because too many waited
@@ -53,7 +53,7 @@ class Evidence:
 
     @property
     def acceptance_length(self) -> float | None:
-        """None: nothing was measured."""
+        """The acceptance length, or None if nothing was measured."""
         return 1.0 / self.passes.mean if self.passes.mean else None
 
     def as_json(self) -> dict[str, Any]:
@@ -86,12 +86,12 @@ class Terms:
     first_token_seconds: float | None = None  # a later first token is slow; None: no such gate
     inter_token_seconds: float | None = None
     max_slow_increase: float = 0.02
-    max_requests: int = 100_000  # of the candidate, until an undecided rollout ends
+    max_requests: int = 100_000  # number of requests to the candidate after which an undecided rollout ends
     on_undecided: Literal["promote", "roll_back"] = "roll_back"
 
     @classmethod
     def of(cls, source: object) -> Self:
-        """Returns the terms that a rollout, or a request for one, has as attributes of the same names."""
+        """Returns the terms of a rollout, or of a request for a rollout. They are attributes with the same names."""
         return cls(**{field.name: getattr(source, field.name) for field in fields(cls)})
 
 
@@ -99,8 +99,8 @@ class Terms:
 class Gate:
     name: str
     outcome: Outcome
-    is_required: bool  # whether a promotion needs the outcome `passed`; otherwise it only needs another than `failed`
-    code: str  # of the decision, if the gate failed
+    is_required: bool  # whether a promotion needs the outcome `passed`; if not, `open` is enough
+    code: str  # the code of the decision if the gate has failed
     message: str
     candidate: Interval | None = None
     stable: Interval | None = None
@@ -151,7 +151,7 @@ def decide(candidate: Evidence, gates: Sequence[Gate], terms: Terms) -> Decision
 
 
 def decide_at_end(candidate: Evidence, gates: Sequence[Gate], terms: Terms, limit: str) -> Decision:
-    """The decision about a rollout that is undecided when its time or its requests have come to an end.
+    """Decides about a rollout that is still undecided when it reaches its limit of time or of requests.
 
     Args: limit: names the limit that was reached.
     """

@@ -23,7 +23,7 @@ Comparison = Literal["equal", "different", "not_comparable", "dropped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What a gateway has measured of one request. None: not measured."""
+    """What a gateway has measured of one request. A value is None if it was not measured."""
 
     organization_id: str
     rollout_id: str
@@ -37,9 +37,9 @@ class Observation:
 
 
 def evidence_add(observations: Iterable[Observation]) -> None:
-    """Adds the observations. Those of a rollout that is neither in its trial nor watched are not counted.
+    """Adds the observations of rollouts that are in their trial or are watched; ignores all others.
 
-    If the database fails, the observations are lost, on both sides of a comparison alike.
+    If the database fails, the observations are lost. This affects both sides of a comparison alike.
     """
     in_order = sorted(observations, key=_side_of)
     for (organization_id, rollout_id, side), group in groupby(in_order, key=_side_of):
@@ -52,7 +52,7 @@ def evidence_add(observations: Iterable[Observation]) -> None:
 
 
 def evidence_start(rollout: Rollout, *sides: str) -> None:
-    """Begins to count for these sides. It is harmless to repeat it."""
+    """Begins to count for these sides. Repeated calls have no effect."""
     rows = [RolloutEvidence(rollout=rollout, organization_id=rollout.organization_id, side=side) for side in sides]
     RolloutEvidence.objects.bulk_create(rows, ignore_conflicts=True)
 

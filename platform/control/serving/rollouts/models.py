@@ -1,5 +1,5 @@
-"""A rollout of a new speculator to a deployment: a canary with this speculator first serves a share of the traffic, or
-copies of it, and the gateways measure both processes."""
+"""A rollout of a new speculator to a deployment. A canary with this speculator first serves a share of the requests, or
+copies of requests, and the gateways measure the canary and the deployment."""
 
 from django.db import models
 
@@ -110,7 +110,7 @@ class Rollout(models.Model):
 class RolloutEvidence(models.Model):
     """Sums over the requests that the gateways have measured for one side of a rollout's comparison.
 
-    Gateways add to a row while they hold its lock, so the sums of several gateways are complete.
+    A gateway locks the row while it adds to the sums, so that several gateways do not overwrite each other's additions.
     """
 
     class Side(models.TextChoices):

@@ -26,7 +26,7 @@ def rollout_get(deployment: Deployment, rollout_id: str) -> Rollout:
 
 
 def rollout_measured(deployment: Deployment) -> Rollout | None:
-    """The rollout for which gateways measure the deployment's requests, if there is one."""
+    """Returns the rollout for which gateways measure the deployment's requests, if there is one."""
     rows = Rollout.objects.filter(deployment=deployment, status__in=MEASURED)
     return rows.select_related("canary").first()
 

@@ -1,14 +1,14 @@
 """Confidence sequences: intervals for a mean that hold at all times at once.
 
-An ordinary confidence interval holds at one sample size that was fixed in advance. If it is computed after every
-request and the first convincing one is acted upon, it errs far more often than it says. The intervals below contain the
-mean with probability 1 - alpha at all sample sizes together, so a decision may be taken at any time.
+An ordinary confidence interval holds at one sample size that was fixed in advance. If one computes it after every
+request and acts on the first convincing interval, errors are far more frequent than alpha. The intervals below contain
+the mean at all sample sizes at once with probability 1 - alpha, so a decision may be made at any time.
 
     bernoulli_interval   shares, such as the share of requests that failed; exact for independent observations
     bounded_interval     means of numbers from 0 to 1; narrow if the numbers vary little
 
-Both use sums only, so several processes can add to the same evidence. The intervals describe the average of the
-conditional means of the observations, so observations need not have the same distribution.
+Both functions need only sums over the observations, so several processes can add to the same evidence. The intervals
+describe the average of the conditional means of the observations, so observations need not have the same distribution.
 
 Source: Howard, Ramdas, McAuliffe, Sekhon, "Time-uniform, nonparametric, nonasymptotic confidence sequences", Annals of
 Statistics 49(2), 2021, arXiv:1810.08240: the beta-binomial mixture (section 3.2), the polynomial stitched boundary
@@ -31,7 +31,7 @@ _BISECTIONS = 60
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A part of [0, 1]."""
+    """An interval within [0, 1]."""
 
     low: float
     high: float
@@ -68,10 +68,10 @@ class Sums:
 
 
 def bernoulli_interval(num_true: int, num: int, alpha: float) -> Interval:
-    """Returns the probabilities that a uniform mixture of alternatives does not refute at level alpha.
+    """Returns the interval of the probabilities that a uniform mixture of alternatives does not refute at level alpha.
 
-    The mixture's likelihood ratio against the true probability is a martingale that begins at 1. By Ville's inequality
-    it ever reaches 1 / alpha with probability alpha at most.
+    The mixture's likelihood ratio against the true probability is a martingale that begins at 1. By Ville's inequality,
+    the probability that it ever reaches 1 / alpha is at most alpha.
     """
     if not num:
         return EVERYTHING
@@ -89,7 +89,7 @@ def bernoulli_interval(num_true: int, num: int, alpha: float) -> Interval:
 
 
 def bounded_interval(sums: Sums, alpha: float) -> Interval:
-    """Returns the means that the observations do not refute at level alpha, half of it for each side."""
+    """Returns the interval of the means that the observations do not refute. Each side gets half of alpha."""
     if not sums.num:
         return EVERYTHING
     radius = _boundary(sums.variance, alpha / 2.0) / sums.num
@@ -98,8 +98,8 @@ def bounded_interval(sums: Sums, alpha: float) -> Interval:
 
 
 def _boundary(variance: float, alpha: float) -> float:
-    """The polynomial stitched boundary for numbers from 0 to 1: the sum of their deviations exceeds it at any time with
-    probability alpha at most."""
+    """Returns the polynomial stitched boundary for numbers from 0 to 1. The probability that the sum of their
+    deviations ever exceeds the boundary is at most alpha."""
     variance = max(variance, _FIRST_VARIANCE)
     epoch = math.log(variance / _FIRST_VARIANCE, _ETA)
     log_weight = _EXPONENT * math.log(epoch + 1.0) + math.log(_ZETA) + math.log(1.0 / alpha)
@@ -113,7 +113,8 @@ def _times_log(count: int, value: float) -> float:
 
 
 def _bisect(is_refuted: Callable[[float], bool], refuted: float, kept: float) -> float:
-    """Returns the outermost value on the refuted side, so that rounding never narrows an interval."""
+    """Returns the border between the refuted and the kept values. It is a refuted value, so that rounding never narrows
+    the interval."""
     for _ in range(_BISECTIONS):
         middle = (refuted + kept) / 2.0
         if is_refuted(middle):

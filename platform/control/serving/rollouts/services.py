@@ -95,7 +95,10 @@ def rollout_create(
 
 @audited("rollout.cancel")
 def rollout_cancel(*, rollout: Rollout) -> bool:
-    """Goes back to the previous speculator. Raises: ApiError: 400, the rollout is already decided."""
+    """Cancels the rollout, so that the deployment serves with the previous speculator.
+
+    Raises: ApiError: 400, the rollout is already decided.
+    """
     if rollout.status in CANCELLABLE and _roll_back(rollout, "cancelled", "It was cancelled."):
         return True
     raise ApiError(400, f"Cannot cancel a rollout with status '{rollout.status}'.", "invalid_rollout_status")
@@ -130,7 +133,7 @@ def _try(rollout: Rollout) -> None:
         return
     assert rollout.started_at is not None
     if rollout.trial is None:
-        evidence_start(rollout, Side.CANDIDATE, Side.STABLE)  # the previous release may have begun the trial
+        evidence_start(rollout, Side.CANDIDATE, Side.STABLE)  # an earlier release may have begun the trial
     evidence, terms = evidence_of(rollout), Terms.of(rollout)
     candidate, stable = evidence[Side.CANDIDATE], evidence[Side.STABLE]
     # A speculator that contains an adapter changes answers, and the customer has allowed that.
@@ -165,7 +168,7 @@ def _finish(rollout: Rollout) -> None:
     deployment = rollout.deployment
     if _is_superseded(rollout):
         _roll_back(rollout, "superseded", "The deployment was changed during the rollout.")
-    elif deployment.desired_state == Deployment.Desired.STOPPED:  # or else the canary would run, and answer, for ever
+    elif deployment.desired_state == Deployment.Desired.STOPPED:  # otherwise, the canary would run for ever
         _roll_back(rollout, "deployment_stopped", "The deployment was stopped.")
     elif deployment.state == State.FAILED or has_given_up(deployment):
         _roll_back(rollout, "deployment_failed", "The deployment did not start with the new speculator.")

@@ -1,5 +1,6 @@
-"""One object with the rules, the gates, the evidence and the verdict of a rollout's trial, or of the time after its
-promotion. Once there is a verdict, the object contains a certificate, which signs all of it.
+"""Builds an object with the rules, gates, evidence and verdict of a rollout's trial, or of the time after promotion.
+
+Once there is a verdict, the object also contains a certificate, which signs all other members.
 """
 
 from collections.abc import Mapping, Sequence

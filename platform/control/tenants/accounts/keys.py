@@ -10,7 +10,7 @@ import string
 import zlib
 from dataclasses import dataclass, field
 
-KEY_META = "SLIPSTREAM_API_KEY"  # where `HttpRequest.META` holds the `ApiKey` of an authenticated request
+KEY_META = "SLIPSTREAM_API_KEY"  # name in `HttpRequest.META` of the `ApiKey` of an authenticated request
 PREFIX = "sk_live_"
 ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 ID_LENGTH, SECRET_LENGTH, CHECKSUM_LENGTH = 8, 30, 6

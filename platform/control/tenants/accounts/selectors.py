@@ -37,8 +37,8 @@ def api_key_authenticate(token: str) -> ApiKey:
 
 
 def is_valid(key: ApiKey) -> bool:
-    """Returns whether the key is not revoked, not expired, and not of an archived project or an organization whose
-    deletion was requested."""
+    """Returns whether the key may be used. A key is not valid if it is revoked or expired, if its project is archived,
+    or if the deletion of its organization was requested."""
     is_expired = key.expires_at is not None and key.expires_at <= timezone.now()
     is_archived = key.project is not None and key.project.archived_at is not None
     is_leaving = key.organization.deletion_requested_at is not None

@@ -8,7 +8,7 @@ from control.tenants.accounts.models import Organization
 
 
 def next_version(organization: Organization, versions: QuerySet[Any]) -> int:
-    """Returns the version that follows the highest one. Args: versions: the rows of the name, with a `version`.
+    """Returns the highest version plus one. Args: versions: all rows with this name; they have a column `version`.
 
     Locks the organization's row until the end of the transaction, so that two calls do not choose one version. With
     `no_key`, inserts of rows that refer to the organization need not wait.

@@ -9,10 +9,10 @@ from control.core.api.operation import EVENTS
 
 
 class EventStream(StreamingHttpResponse):
-    """A stream whose generator of events the handler can end at once.
+    """A stream of events. The handler uses the generator `events` itself, so that it can end the generator at once.
 
-    Django wraps the generator in other generators. If the handler ended one of the wrappers, the garbage collector
-    would have to end the generator itself.
+    Django wraps this generator in other generators. If the handler ended only a wrapper, `events` would not end before
+    the garbage collector finds it.
     """
 
     def __init__(self, events: AsyncGenerator[bytes], *, at_shutdown: bytes = b"", **values: Any) -> None:

@@ -48,7 +48,7 @@ def audited(action: str, *, records_itself: bool = False) -> Callable[[Callable[
     """Decorates a service. The object of the event is the row that the service returns, or otherwise the first row
     among its arguments.
 
-    A service that returns False has changed nothing; then no event is written.
+    If the service returns False, it has changed nothing, and no event is written.
     """
 
     def decorate(service: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -104,8 +104,8 @@ class _Subject:
 
 
 def current_actor(organization: Organization) -> str:
-    """Returns an id of the current request's sender that contains no personal data: that of a member of the
-    organization, of an API key, or of an operator (`user_1`). Empty: the code runs outside of a request."""
+    """Returns the id of the current request's sender: a member of the organization, an API key or an operator
+    (`user_1`). The id contains no personal data. It is empty if the code runs outside of a request."""
     request = _request.get()
     if request is None:
         return ""

@@ -27,7 +27,8 @@ def current_caller() -> Caller | None:
 
 
 def set_caller(caller: Caller | None) -> None:
-    """The base class of views sets the caller after authentication, and None when the response is complete."""
+    """Sets the current caller. The base class of views calls this after authentication, and again with None when the
+    response is complete."""
     _caller.set(caller)
 
 

@@ -44,7 +44,7 @@ class OrganizationView(APIView):
             raise Http404  # no object has such an id, and PostgreSQL refuses queries with zero bytes
 
     def _refuse_project_key(self, method: str) -> None:
-        """Raises: ApiError: 403, the caller's key belongs to a project, and `project_keys` forbids it this method."""
+        """Raises: ApiError: 403, the key belongs to a project, and `project_keys` does not allow this method."""
         is_allowed = self.project_keys == "may call" or (self.project_keys == "may read" and method in SAFE_METHODS)
         if self.key.project_id is not None and not is_allowed:
             message = "This key belongs to a project. Only a key of the whole organization may do this."

@@ -93,7 +93,8 @@ class Feed:
         try:
             refuse_too_many(key.organization_id)
             subscription: Subscription = await call(_subscribe, request, key)
-            # Checked again, because nothing is awaited between this check and the start of the stream.
+            # Checked again, because other streams may have started during the calls above. Nothing is awaited between
+            # this check and the start of the stream.
             refuse_too_many(key.organization_id)
         except ApiError as error:
             if error.code == TOO_MANY_STREAMS:

@@ -2,7 +2,7 @@
 
 A stream consists of these messages:
 
-retry: 2000                the client waits so many milliseconds before it reconnects
+retry: 2000                the client waits for this number of milliseconds before it reconnects
 
 id: evt_…                  the client sends it back as Last-Event-ID
 event: batch.completed

@@ -1,4 +1,4 @@
-"""Parses which events a request selects: by type, by object, and from which event on."""
+"""Parses a request's selection of events: their types, their object, and the event after which they begin."""
 
 from dataclasses import dataclass
 from typing import Any

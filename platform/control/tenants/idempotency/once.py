@@ -70,7 +70,7 @@ def _execute(claim: Claim, not_replayed: tuple[str, ...], handle: Callable[[], H
                 is_stored = True
         return response
     except BaseException:
-        is_stored = False  # rolled back
+        is_stored = False  # the transaction has been rolled back
         raise
     finally:
         if not is_stored:

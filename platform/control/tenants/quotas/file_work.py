@@ -1,4 +1,4 @@
-"""Limits how many requests read or convert whole files at once. Each keeps a thread and a core busy for a while.
+"""Limits how many requests read or convert whole files at once. Each such request keeps a thread and a core busy.
 
 A request works on files only while it has a slot. An organization may have few slots in each server process, and
 further requests are refused, so that other organizations soon get a slot.
@@ -41,7 +41,7 @@ class Slots:
 
     @contextmanager
     def kept(self, organization_id: str) -> Iterator[None]:
-        """Takes a slot that each `taken` within the block uses, so that work in several steps is not refused halfway.
+        """Takes a slot for the block. Each `taken` in the block uses this slot, so no later step can be refused.
 
         Raises: ApiError: as `taken`.
         """

@@ -18,7 +18,7 @@ class Quota:
     queued_jobs: int
     running_jobs: int | None  # None: no limit
     deployments: int
-    devices: int  # held by jobs and endpoints, and occupied by the processes of endpoints
+    devices: int  # limit for the devices that jobs and endpoints hold together
     storage_bytes: int
     requests_per_minute: int
 

@@ -1,4 +1,4 @@
-"""Does the same for rows of many organizations, each with the rights of its own organization and project."""
+"""Calls a function for rows of many organizations, each time with the rights of the row's organization and project."""
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter

@@ -22,7 +22,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg.pq import TransactionStatus
 
 SETTING = "slipstream.tenant"
-ALL_TENANTS = "*"  # not the id of any organization
+ALL_TENANTS = "*"  # stands for all organizations; no organization has this id
 
 
 class Across(StrEnum):
@@ -72,7 +72,10 @@ def across_tenants(reason: Across) -> Iterator[None]:
 
 @contextmanager
 def without_tenant() -> Iterator[None]:
-    """For requests that are not authenticated yet. `set_request_tenant` sets a tenant until the end of the block."""
+    """Unsets the tenant during the block, for a request that is not authenticated yet.
+
+    `set_request_tenant` can set a tenant until the end of the block.
+    """
     with _tenant_set_to(""):
         yield
 

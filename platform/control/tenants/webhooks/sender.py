@@ -92,7 +92,8 @@ class Turn:
 
 
 def endpoints_due(now: dt.datetime) -> list[Turn]:
-    """Returns the endpoints with due deliveries. The query reads endpoints, because deliveries may be very many."""
+    """Returns the endpoints with due deliveries. The query starts from the endpoints, because there can be very many
+    deliveries."""
     pending = WebhookDelivery.objects.filter(
         endpoint=OuterRef("pk"), status=Status.PENDING, next_attempt_at__lte=now
     ).filter(Q(claimed_until=None) | Q(claimed_until__lte=now))

@@ -5,7 +5,7 @@
     shards ─────┘      ├─ ok      -> output-<hash>.jsonl, tokens-<hash>.jsonl
                        └─ not ok  -> errors-<hash>.jsonl
 
-Several workers may compute the same shard. The winner of a shard is the first result of it that was committed.
+Several workers may compute the same shard. The winner of a shard is its first committed result.
 
 Assembling can be interrupted and repeated: nothing is visible before the last transaction, which ends the batch and
 creates the database rows of the files. The storage keys contain a hash of the content, so two workers that assemble at

@@ -28,10 +28,10 @@ REVIEW_LIMIT = 100
 
 
 def quotes_spent_nanousd(quote_ids: Collection[str]) -> dict[str, int]:
-    """The cost so far of all that was created with each quote: tokens of batches, and device time of pipelines.
+    """Returns the cost so far of each quote: the tokens of its batches, and the device time of its pipelines.
 
-    The device time includes running attempts. They are read before the ledger: an attempt that ends between the two
-    reads is in both sums. In the other order, it would be in neither.
+    The device time includes running attempts. They are read before the ledger, so an attempt that ends between the two
+    reads is counted twice. In the other order, it would not be counted at all.
     """
     spent = dict.fromkeys(quote_ids, 0)
     uses = quoted_uses(quote_ids)
@@ -102,8 +102,8 @@ def batches_resume(organization_id: str, **_: Any) -> None:
 
 
 def _review(batch: Batch) -> None:
-    # The time is that of the database's clock, as for the worker that claims the job. If two clocks differed, this
-    # function could resume the batch and the worker pause it, again and again.
+    # This function and the worker that claims the job both use the database's clock. With two different clocks, this
+    # function could resume the batch and the worker could pause it, again and again.
     is_overdue = Batch.objects.filter(pk=batch.pk, expires_at__lte=Now()).exists()
     if not is_overdue and batch_cap_reached(batch) is not None:
         return

@@ -39,7 +39,7 @@ class Choice:
 
     classes: frozenset[RowClass] = frozenset({RowClass.UNFINISHED})
     max_tokens: int | None = None  # the limit of each new answer; None: the limits in the input file
-    context: int | None = None  # the most tokens of a prompt and its answer; None: unknown
+    context: int | None = None  # maximum tokens of a prompt and its answer together; None: unknown
 
     @classmethod
     def of(cls, batch: Batch) -> Self:
@@ -59,14 +59,14 @@ class Choice:
         if entry["ok"] and not self._allows_more(entry):
             return None
         body = entry["output"]["response"]["body"] if entry["ok"] else {}
-        # Releases before the field `attempts` knew one attempt at most.
+        # Entries of earlier releases have no field `attempts`; such a row had at most one attempt.
         attempts = entry["output"].get("attempts", int(not _never_ran(entry)))
         return Rerun(earlier_attempts=attempts, max_tokens=self.max_tokens, seed=body.get("seed"))
 
     def _allows_more(self, answer: Mapping[str, Any]) -> bool:
-        """Whether another answer to the row can be longer than this one, which ended at a limit.
+        """Returns whether a new answer to the row can be longer than this one, which ended at a limit.
 
-        Otherwise, the customer would pay for the same tokens again, or for a refusal in place of an answer.
+        If it cannot, the customer would pay for the same tokens again, or get a refusal in place of the answer.
         """
         if self.max_tokens is None or self.max_tokens <= len(answer["completion_token_ids"]):
             return False
@@ -96,7 +96,7 @@ class Rerun:
 
 
 class RerunWriter:
-    """Passes the normalised rows of a batch on, in their order, and changes those that are answered again."""
+    """Writes the normalised rows of a batch in their order, and changes the rows that are answered again."""
 
     def __init__(self, write: Callable[[bytes], object], reruns: Mapping[int, Rerun]) -> None:
         self._write, self._reruns = write, reruns

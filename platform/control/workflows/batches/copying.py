@@ -25,7 +25,7 @@ from control.workflows.batches.selectors import require_results, results_deleted
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    shards: Sequence[JobShard]  # of the rows that keep their results; unnumbered and not yet saved
+    shards: Sequence[JobShard]  # the shards of rows that keep their results; not numbered and not saved yet
     reruns: Mapping[int, Rerun]  # the rows that are answered again, by number
 
 

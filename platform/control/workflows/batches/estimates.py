@@ -14,7 +14,11 @@ from control.workflows.batches.models import Batch
 
 
 def with_progress(batches: QuerySet[Batch]) -> QuerySet[Batch]:
-    """Annotates the sums over finished shards, those of the current attempt, and the time of the database's clock."""
+    """Annotates batches with the figures for `estimated_end` and for the progress.
+
+    These are sums over all finished shards, the rows of the current attempt's finished shards, and the time of the
+    database's clock.
+    """
     shards = JobShard.objects.filter(job=OuterRef("job")).order_by().values("job")
     of_attempt = shards.filter(fence=OuterRef("job__fence")).annotate(n=Sum(F("row_to") - F("row_from"))).values("n")
     return batches.annotate(

@@ -92,7 +92,7 @@ class ResultsReader:
             self._batch.refresh_from_db()
 
     def read(self) -> bytes:
-        """The next lines; empty if no further line is available yet, or after the last line."""
+        """Returns the next lines; empty if no further line is available yet, or after the last line."""
         # The stream is read after the request's own tenant context ended.
         with as_tenant(self._batch.organization_id, self._batch.project_id):
             return self._read()

@@ -33,7 +33,7 @@ def plan_from(organization: Organization, body: BatchOptions) -> EnginePlan:
 
 
 def create_from(organization: Organization, body: BatchOptions) -> Batch:
-    """Raises: ApiError: 404, no such file or quote; 400, no device has the name `hardware`; otherwise as
+    """Raises: ApiError: 404, the file or quote does not exist; 400, no device has the name `hardware`; or as
     `batch_create`."""
     return batch_create(
         organization=organization,

@@ -40,7 +40,7 @@ class ResultFiles:
 class Results:
     completed: int
     unanswered: int  # rows whose shard has no winner
-    errors_by_code: dict[str, int]  # of all lines in `ResultFiles.errors`
+    errors_by_code: dict[str, int]  # number of lines in `ResultFiles.errors` by error code
     usage: dict[str, int]  # input_tokens, output_tokens, total_tokens
     truncated: dict[str, int]  # answers that reached the length limits of their rows, as in `Batch.truncated`
 
@@ -118,7 +118,10 @@ def read_json_lines(key: str) -> Iterator[dict[str, Any]]:
 
 
 def row_number(output: dict[str, Any]) -> int:
-    """The number of a row of an output or error file, from 0. A copied row keeps the id of the batch that ran it."""
+    """Returns the number, from 0, of a row in an output or error file.
+
+    A copied row keeps the id that it got in the batch that ran it.
+    """
     return int(output["id"].rsplit("_", 1)[-1])
 
 

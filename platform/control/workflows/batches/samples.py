@@ -1,4 +1,4 @@
-"""The first results of a batch, for people who look at it."""
+"""Reads the first results of a batch, which the console shows."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MAX_CHARACTERS = 500
 class RowSample:
     custom_id: str
     text: str  # the beginning of the answer, or the message of the error
-    code: str = ""  # of the error; empty: the row was answered
+    code: str = ""  # the error's code; empty: the row was answered
 
 
 def first_results(batch: Batch, count: int) -> list[RowSample] | None:
@@ -52,7 +52,7 @@ def _sample(output: dict[str, Any]) -> RowSample:
 
 
 def _answer(body: dict[str, Any]) -> str:
-    """Returns the answer's text; its JSON if it has none, as an answer that only calls tools."""
+    """Returns the answer's text, or its JSON if it has no text, for example if it only calls tools."""
     for choice in body.get("choices", ()):
         text = choice.get("text") or (choice.get("message") or {}).get("content")
         if isinstance(text, str) and text:

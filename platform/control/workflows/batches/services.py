@@ -107,7 +107,7 @@ def batch_create(
 @audited("batch.resume")
 @transaction.atomic
 def batch_resume(*, batch: Batch) -> Batch:
-    """Queues a new batch with the same options, which copies the finished rows of the ended batch and runs the others.
+    """Queues a new batch with the same options. It copies the finished rows of the ended batch and runs all other rows.
 
     The finished rows are copied later, by the worker (`copying`).
     Raises: ApiError: 400, the batch has not ended, is completed, or ended before its input file was validated; 403, the

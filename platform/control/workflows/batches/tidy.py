@@ -8,7 +8,7 @@ BATCHES_A_ROUND = 5
 
 
 def batches_tidy() -> int:
-    """Deletes stray token files and working files, each of at most `BATCHES_A_ROUND` batches.
+    """Deletes the stray token files of up to `BATCHES_A_ROUND` batches, and the working files of up to as many batches.
 
     Returns the number of these batches.
 
@@ -23,7 +23,7 @@ def batches_tidy() -> int:
     untidy = list(batches_untidy().select_related("job").order_by("pk")[:BATCHES_A_ROUND])
     for batch in untidy:
         storage.delete(batch.job.params["rows_key"])
-        # The folder also has files of attempts that did not win, which the database does not name.
+        # The folder also has results that were not committed, and the database does not name these files.
         storage.delete_folder(f"jobs/{batch.job_id}/shards")
         Batch.objects.filter(pk=batch.pk).update(has_working_files=False)
     return len(stray) + len(untidy)

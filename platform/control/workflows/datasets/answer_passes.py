@@ -2,9 +2,10 @@
 
     {"messages": [..., {"role": "assistant", ...}]}          a chat, such as a row of OpenAI's fine-tuning
     {"prompt": "...", "completion": "..."}
-    {"body": {"messages" | "prompt"}, "response": {...}}     a logged request; also "request" for "body"
+    {"body": {"messages" | "prompt"}, "response": {...}}     a logged request; "request" may stand in place of "body"
 
-`response` is a completion object, or the member `response` of a line of a batch's output, which has it as `body`.
+`response` is a completion object, or the member `response` of a line of a batch's output, whose `body` is such an
+object.
 """
 
 import json
@@ -48,7 +49,7 @@ def answered_rows(source: Readable, *, path: str) -> dict[str, Any]:
                     _check_unique(row["custom_id"], line.number, line_of_id)
             except RowError as error:
                 raise FileRefused(error.code, f"line {line.number}: {error.message}") from error
-            # without escapes, which could make a line of another alphabet longer than lines may be
+            # without escapes, because escaped text of another alphabet could make the line longer than the limit
             text = "" if row is None else json.dumps(row, ensure_ascii=False, separators=(",", ":"))
             file.write(text.encode() + b"\n")
     if not line_of_id:

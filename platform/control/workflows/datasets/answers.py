@@ -25,7 +25,7 @@ def answers_file_store(*, file: File, param: str) -> File:
     """Writes the rows as batch rows with a member `answer`, one for each line of the file. Returns: the unsaved row.
 
     Args: param: the request's parameter that named the file.
-    Raises: ApiError: 400, a line is bad or has no answer (the message names the first one); otherwise as `file_pass`.
+    Raises: ApiError: 400, a line is bad or has no answer (the message names the first one); or as `file_pass`.
     """
     text_size_check(file.size_bytes, param)
     with staging_folder() as folder:

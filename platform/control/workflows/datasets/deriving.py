@@ -1,7 +1,7 @@
 """Creates datasets with rows of other datasets: filters and mixes. The recipe is in `origin` of the new dataset.
 
 Files of datasets never change, and the same recipe gives the same rows in the same order. A dataset can therefore be
-made again byte for byte. As rows are copied unchanged, a prompt stays in the split to which its hash assigns it.
+made again byte for byte. Rows are copied unchanged, so a prompt stays in the split to which its hash assigns it.
 """
 
 import heapq
@@ -38,7 +38,7 @@ def dataset_filter(*, dataset: Dataset, request: FilterInput) -> Dataset:
     """Creates a dataset of the rows that pass, with the base model of `dataset`.
 
     Raises: ApiError: 400, no row passes, or tokens cannot be counted; 404, the file is deleted; 409, the dataset has
-        bad lines; otherwise as `dataset_create`.
+        bad lines; or as `dataset_create`.
     """
     _check_valid(dataset, "dataset_id")
     recipe = request.model_dump(exclude={"name"})
@@ -75,11 +75,11 @@ def dataset_mix(
 ) -> Dataset:
     """Creates a dataset with rows of the sources, which alternate in the proportion of the weights.
 
-    The base model is that of the sources if all have the same one. The project is theirs, too, if it is the same one.
+    If all sources have the same base model, the new dataset has it too. The same holds for their project.
 
-    Args: rows: None: as many as the sources have in this proportion.
+    Args: rows: the number of rows; None: as many as the sources have in this proportion.
     Raises: ApiError: 400, a source is given twice or has too few rows, formats differ, or an id is in two sources; 404,
-        a file is deleted; 409, a source has bad lines; otherwise as `dataset_create`.
+        a file is deleted; 409, a source has bad lines; or as `dataset_create`.
     """
     _check_sources(sources)
     counts = mix_counts([source.num_rows for source in sources], weights, rows)
@@ -103,7 +103,7 @@ def dataset_mix(
 def mix_counts(available: Sequence[int], weights: Sequence[float], rows: int | None) -> list[int]:
     """Returns how many rows each source gives. The largest remainders are rounded up.
 
-    Raises: ApiError: 400, a source has fewer rows, or the mix would have too many or none.
+    Raises: ApiError: 400, a source has too few rows, or the mix would have too many rows or none.
     """
     exact = [Fraction(weight) for weight in weights]
     total = sum(exact)
@@ -123,9 +123,9 @@ def mix_counts(available: Sequence[int], weights: Sequence[float], rows: int | N
 
 
 def interleave(parts: Sequence[Path], counts: Sequence[int], path: Path) -> None:
-    """Writes the lines of all parts, each in order, so that every stretch of the file has all parts in proportion.
+    """Writes the lines of all parts, each in order, so that every section of the file has all parts in proportion.
 
-    Only lines are copied, of at most 50,000 rows, so this takes little time in the server's process.
+    Runs in the server's process, because copying at most 50,000 lines takes little time.
     """
 
     def lines_of(number: int, stack: ExitStack) -> Iterator[tuple[float, int, bytes]]:
@@ -155,7 +155,7 @@ def _tokens_of(dataset: Dataset, folder: Path) -> Path:
 
 
 def _create(event: str, *, file: File, base_model: BaseModel | None, name: str, origin: Mapping[str, Any]) -> Dataset:
-    """Saves the file and its dataset. Raises: ApiError: 400, a row is bad, for example as its id is in two sources."""
+    """Saves the file and its dataset. Raises: ApiError: 400, a row is bad: for example, two sources have its id."""
     examined = file_examined(file, base_model)
     if examined.findings.num_errors:
         first = examined.findings.errors[0]
@@ -170,7 +170,10 @@ def _create(event: str, *, file: File, base_model: BaseModel | None, name: str, 
 
 
 def _stored(source: Dataset, path: Path, what: str, project_id: str | None, *, made_from: str = "") -> File:
-    """Args: made_from: empty for a mix, because the column has room for one id; `origin` names all of its sources."""
+    """Stores the rows as a new file. Returns its unsaved row.
+
+    Args: made_from: the id of the source file; empty for a mix, because the column has room for only one id.
+    """
     file = file_store(
         organization=source.organization,
         filename=f"{Path(source.file.filename).stem}.{what}.jsonl",

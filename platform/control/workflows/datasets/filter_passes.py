@@ -29,11 +29,12 @@ def filter_rows(
     """Writes the rows that pass the conditions.
 
     Args:
-        rows: at most so many of them; the seed decides which.
-        drop_duplicates: `exact`: of those with equal prompts, the first is written; `near`: also of similar ones.
+        rows: the maximum number of rows to write. If more rows pass, the seed decides which are written.
+        drop_duplicates: `exact`: of rows with equal prompts, only the first is written; `near`: the same for rows with
+            equal or similar prompts.
         tokens_path: the number of tokens of each row, as JSON; None: no condition needs it.
 
-    Returns: `num_rows` that are written.
+    Returns: `num_rows`, the number of written rows.
     """
     num_tokens = [] if tokens_path is None else json.loads(Path(tokens_path).read_text())
     chosen = RowFilter(Conditions(**conditions), seed=seed, num_tokens=num_tokens)
@@ -61,7 +62,7 @@ def filter_rows(
 
 
 def sampled_rows(source: Readable, *, path: str, rows: int, seed: int) -> dict[str, Any]:
-    """Writes so many rows. The seed decides which. Raises: FileRefused: the file has fewer rows."""
+    """Writes `rows` rows, which the seed selects. Raises: FileRefused: the file has fewer rows."""
     found = filter_rows(source, path=path, conditions={}, seed=seed, rows=rows)
     if found["num_rows"] < rows:
         raise FileRefused("too_few_rows", f"has {found['num_rows']} rows, and the mix needs {rows} of them")
@@ -69,7 +70,7 @@ def sampled_rows(source: Readable, *, path: str, rows: int, seed: int) -> dict[s
 
 
 def _keep(path: str, kept: Set[int]) -> None:
-    """Leaves the lines at these positions in the file."""
+    """Removes all lines from the file except those at the positions `kept`."""
     with open(path, "rb") as all_lines, open(f"{path}.kept", "wb") as file:
         file.writelines(line for position, line in enumerate(all_lines) if position in kept)
     os.replace(f"{path}.kept", path)

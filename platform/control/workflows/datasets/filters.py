@@ -16,7 +16,7 @@ _POINTS = 1 << 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """A row passes if all conditions hold. None: no condition. The API's `FilterInput` has the same members."""
+    """A row passes if all conditions hold. None stands for no condition. The API's `FilterInput` has these members."""
 
     labels: Mapping[str, Sequence[str]] | None = None  # members of the row, and the values that each may have
     has_answer: bool | None = None
@@ -32,7 +32,7 @@ class Conditions:
 
 class RowFilter:
     def __init__(self, conditions: Conditions, *, seed: int, num_tokens: Sequence[int | None]) -> None:
-        """Args: num_tokens: of each row; empty if there is no condition on tokens.
+        """Args: num_tokens: number of tokens of each row; empty if there is no condition on tokens.
 
         Raises: InvalidPattern.
         """
@@ -42,7 +42,7 @@ class RowFilter:
         self._excludes = None if conditions.excludes is None else compiled(conditions.excludes)
 
     def passes(self, example: Example, line: Line) -> bool:
-        """Call it once for each row, in order."""
+        """Returns whether the row passes. Call this once for each row, in order."""
         position, self._num_seen = self._num_seen, self._num_seen + 1
         num_tokens = self._num_tokens[position] if self._num_tokens else None
         wanted = self._conditions
@@ -65,13 +65,16 @@ class RowFilter:
 
 
 def point_of(body: Mapping[str, Any], seed: int) -> int:
-    """Returns a number in [0, 2**64) that follows from seed and prompt. It is independent of the splits of the seed."""
+    """Returns a number in [0, 2**64) that depends on the seed and the prompt.
+
+    It is independent of the hash with which `splits` divides a dataset, even if the seed is the same.
+    """
     digest = hashlib.blake2b(prompt_key(body), digest_size=8, key=f"sample:{seed}".encode()).digest()
     return int.from_bytes(digest, "little")
 
 
 def text_of(example: Example) -> str:
-    """Returns the texts of messages, prompt and answer, one below the other."""
+    """Returns the texts of messages, prompt and answer, separated by line feeds."""
     texts = [example.prompt]
     for message in example.messages or ():
         content = message.get("content")

@@ -91,7 +91,7 @@ class _LimitReached(Exception):
 
 
 def first_rows(source: Readable, *, path: str, limit: int) -> dict[str, Any]:
-    """Writes the first valid rows for `rendering`. Returns: `rows`, the `line` and the `custom_id` of each of them."""
+    """Writes the first valid rows for `rendering`. Returns: `rows`, which lists the `line` and `custom_id` of each."""
     rows: list[dict[str, Any]] = []
     with open(path, "wb") as file, suppress(_LimitReached):
 
@@ -108,13 +108,13 @@ def first_rows(source: Readable, *, path: str, limit: int) -> dict[str, Any]:
 def split_rows(
     source: Readable, *, folder: str, seed: int, shares: dict[str, float], label: str | None
 ) -> dict[str, Any]:
-    """Copies each row to the file of its split in `folder`, which has the number of the split's position in `splits`.
+    """Copies each row to the file of its split in `folder`. The file's name is the split's position in `splits`.
 
     Args:
         seed, shares: see `splits.Shares`.
         label: the member of the rows whose value is the name of the split; None: the shares decide.
 
-    Returns: also the names of the `splits`, in order.
+    Returns: the findings, and in `splits` the names of the splits, in order.
     Raises: FileRefused: a row has no usable label, or there are too many labels.
     """
     split_of = Shares(seed, shares) if label is None else LabelSplit(label)
@@ -133,7 +133,7 @@ def split_rows(
             files[name].write((line.content or b"") + b"\n")
 
         for name in sorted(shares):
-            add(name)  # also of a split that will have no rows
+            add(name)  # creates the file even if the split will have no rows
         findings = examine(source, on_example=write)
     return _result(findings, splits=list(files))
 

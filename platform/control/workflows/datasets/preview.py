@@ -14,7 +14,7 @@ from control.workflows.datasets.passes import first_rows
 from control.workflows.datasets.reader import model_reader
 from control.workflows.prompt_files.file_pass import file_pass
 
-MAX_PREVIEW_TOKENS = 2_000  # of one row
+MAX_PREVIEW_TOKENS = 2_000  # per row
 
 
 def dataset_preview(dataset: Dataset, *, limit: int) -> list[dict[str, Any]]:

@@ -6,8 +6,9 @@ not import Django, because the import takes a second.
 
     python -m control.workflows.datasets.rendering FOLDER NUM_SHOWN CPU_SECONDS < rows > readings
 
-Rows are JSON objects, one per line, as `passes.sample_rows` writes them. With a NUM_SHOWN above 0, there is a line
-with a reading, the result, for each row; otherwise there is one line with the sums over all rows.
+Rows are JSON objects, one per line, as `passes.sample_rows` writes them. With a NUM_SHOWN above 0, the process prints
+one line for each row, with the row's result, which is called a reading. Otherwise it prints one line with the sums over
+all rows.
 """
 
 import json

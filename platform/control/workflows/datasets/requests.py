@@ -16,7 +16,7 @@ from control.workflows.prompt_files.sensitive import OnSensitive
 
 
 def create_from(organization: Organization, body: DatasetInput) -> Dataset:
-    """Raises: ApiError: 404, no such file or model; otherwise as `dataset_create`."""
+    """Raises: ApiError: 404, no such file or model; or as `dataset_create`."""
     return dataset_create(
         organization=organization,
         file=file_get(organization, body.file_id),
@@ -27,19 +27,19 @@ def create_from(organization: Organization, body: DatasetInput) -> Dataset:
 
 
 def split_from(dataset: Dataset, body: SplitInput) -> list[Dataset]:
-    """Raises: ApiError: 400, the request contradicts itself; otherwise as `dataset_split`."""
+    """Raises: ApiError: 400, the request contradicts itself; or as `dataset_split`."""
     body.check()
     return dataset_split(dataset=dataset, request=body)
 
 
 def filter_from(dataset: Dataset, body: FilterInput) -> Dataset:
-    """Raises: ApiError: 400, the request contradicts itself; otherwise as `dataset_filter`."""
+    """Raises: ApiError: 400, the request contradicts itself; or as `dataset_filter`."""
     body.check()
     return dataset_filter(dataset=dataset, request=body)
 
 
 def mix_from(organization: Organization, body: MixInput) -> Dataset:
-    """Raises: ApiError: 404, no such dataset; otherwise as `dataset_mix`."""
+    """Raises: ApiError: 404, no such dataset; or as `dataset_mix`."""
     return dataset_mix(
         sources=[dataset_get(organization, source.dataset_id, param="sources") for source in body.sources],
         weights=[source.weight for source in body.sources],

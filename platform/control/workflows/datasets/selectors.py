@@ -28,7 +28,7 @@ def dataset_get(organization: Organization, reference: str, *, param: str = "dat
     elif version == LATEST:
         dataset = datasets_list(organization, name=name).exclude(name="").order_by("-version").first()
     else:
-        # A number has one spelling, so that names of datasets can be compared.
+        # A version has only one spelling (no leading zeros), so that references to datasets can be compared as text.
         is_number = re.fullmatch(r"[1-9][0-9]{0,8}", version) is not None
         named = datasets_list(organization, name=name).exclude(name="")
         dataset = named.filter(version=int(version)).first() if is_number else None

@@ -12,19 +12,19 @@ from control.workflows.prompt_files.sketches import prompt_key
 
 MAX_SPLITS = 16
 SPLIT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
-_TOLERANCE = 1e-9  # of the sum of shares, which are floating-point numbers
+_TOLERANCE = 1e-9  # allowed error of the sum of shares, because shares are floating-point numbers
 _POINTS = 1 << 64
 
 
 class Shares:
-    """Splits by shares: the hash of seed and prompt is a point in [0, 1), and each split has an interval of it.
+    """Splits by shares: the hash of seed and prompt is a point in [0, 1), and each split owns an interval of [0, 1).
 
     The split of a prompt depends on nothing else, so a prompt stays in its split in later versions of the dataset, and
     equal prompts are in one split. The order of the names in `shares` does not matter.
     """
 
     def __init__(self, seed: int, shares: Mapping[str, float]) -> None:
-        """Args: shares: positive numbers with a sum of at most 1; the rows of the rest belong to no split."""
+        """Args: shares: positive numbers with a sum of at most 1. If it is less, some rows belong to no split."""
         self._seed = str(seed).encode()
         self._ends: list[tuple[float, str]] = []
         end = 0.0

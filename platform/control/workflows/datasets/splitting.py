@@ -26,7 +26,7 @@ def dataset_split(*, dataset: Dataset, request: SplitInput) -> list[Dataset]:
     If `dataset` has a name, the dataset of a split is the next version of `NAME.SPLIT`.
 
     Raises: ApiError: 400, a split would have no rows or too long a name, or a label cannot be used; 404, the file is
-        deleted; 409, the dataset has bad lines; otherwise as `dataset_create`.
+        deleted; 409, the dataset has bad lines; or as `dataset_create`.
     """
     if dataset.status != Dataset.Status.VALID:
         raise ApiError(409, "A dataset with bad lines cannot be split.", "dataset_not_valid", "dataset_id")
@@ -78,7 +78,7 @@ def _split_files(dataset: Dataset, request: SplitInput) -> dict[str, File]:
             for name, path in sorted(paths.items())
         }
     for file in files.values():
-        file.project_id = dataset.project_id  # also if a key of the whole organization splits a project's dataset
+        file.project_id = dataset.project_id  # even if the request's key belongs to no project
     return files
 
 

@@ -28,7 +28,7 @@ class Findings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Args: values: what `as_json` returned."""
+        """Args: values: a result of `as_json`."""
         form = values["format"]
         codes = Counter(values["errors_by_code"])
         return cls(**{**values, "format": None if form is None else Format(form), "errors_by_code": codes})

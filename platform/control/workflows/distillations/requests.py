@@ -34,7 +34,7 @@ def create_from(organization: Organization, body: DistillationRequest) -> Distil
     """Creates a distillation.
 
     Raises: ApiError: 400, an option has no effect, or no device has the name `hardware`; 404, no such model, file or
-        quote; otherwise as `distillation_create`.
+        quote; or as `distillation_create`.
     """
     body.check()
     return distillation_create(

@@ -80,7 +80,10 @@ class DistillationObject(ResponseModel):
 
     @classmethod
     def of(cls, distillation: Distillation) -> Self:
-        """`distillation` comes from `distillations_list`. Members that are not given here have the batch's values."""
+        """Builds the response. Args: distillation: a row of `distillations_list`.
+
+        The members that are not given explicitly have the batch's values.
+        """
         batch = BatchObject.of(distillation.batch)
         return cls.from_row(
             batch,

@@ -23,7 +23,7 @@ class Arm:
 
     @property
     def needs_engine(self) -> bool:
-        """Every evaluation has an engine with suffix decoding."""
+        """Whether the arm needs an engine of its own. Every evaluation has an engine with suffix decoding already."""
         return self.name != SUFFIX
 
     @property
@@ -34,9 +34,12 @@ class Arm:
 def arms_preview(
     organization: Organization, speculator: Speculator, named: Sequence[str], *, param: str = "compare_with"
 ) -> list[Arm]:
-    """Returns what `arms_resolve` would return, without saving the use of a base speculator. Raises: as it does.
+    """Returns what `arms_resolve` would return, without saving the use of a base speculator.
 
-    Args: speculator: the evaluated one; an unsaved row if it is still to be trained. param: the name of `named`.
+    Args:
+        speculator: the evaluated speculator; an unsaved row if it is still to be trained.
+        param: the request's parameter that contains `named`.
+    Raises: as `arms_resolve`.
     """
     arms = [_arm(organization, name, param=f"{param}.{place}") for place, name in enumerate(named)]
     seen = {_identity(Arm(speculator.pk, speculator))}
@@ -52,11 +55,11 @@ def arms_preview(
 
 
 def arms_resolve(organization: Organization, speculator: Speculator, named: Sequence[str]) -> list[Arm]:
-    """Returns the arms that `compare_with` names. A base speculator becomes the organization's use of it.
+    """Returns the arms that `compare_with` names. For a base speculator, the arm has the organization's use of it.
 
-    Raises: ApiError: 404, no such speculator, also for another organization's; 400, the evaluation has an arm twice, or
-        an adapter changes the answers of one arm; 409, a speculator is not ready, or was trained for another model or
-        revision.
+    Raises: ApiError: 404, a speculator does not exist or belongs to another organization; 400, the evaluation has an
+        arm twice, or an adapter changes the answers of one arm; 409, a speculator is not ready, or was trained for
+        another model or revision.
     """
     arms_preview(organization, speculator, named)  # before the use of a base speculator is saved
     return [
@@ -65,8 +68,10 @@ def arms_resolve(organization: Organization, speculator: Speculator, named: Sequ
 
 
 def arm_params(arms: Sequence[Arm]) -> dict[str, Any]:
-    """Returns the parameters of the job. `compared` maps the ids of speculators, which must not be deleted while the
-    job has not ended, to their drafters."""
+    """Returns the parameters of the job. `compared` maps the ids of speculators to their drafters.
+
+    These speculators must not be deleted before the job has ended.
+    """
     compared = {arm.name: arm.drafter for arm in arms if arm.speculator is not None}
     return {"compare_with": [arm.name for arm in arms], "compared": compared}
 
@@ -85,7 +90,10 @@ def _of_speculator(speculator: Speculator) -> Arm:
 
 
 def _identity(arm: Arm) -> str:
-    """Previews of one base speculator have different ids, as long as the organization does not use it."""
+    """Returns an id that is equal for equal arms.
+
+    Arms with the same base speculator are equal, although each preview of a base speculator has a new id.
+    """
     return arm.name if arm.speculator is None else arm.speculator.base_speculator_id or arm.name
 
 

@@ -1,16 +1,17 @@
 """The number of devices that a rate of requests needs, computed from the measured speeds of an evaluation.
 
     requests per second of a device   = tokens per second x utilisation / tokens of an answer
-    devices                           = requests per second / that, rounded up
+    devices                           = requests per second / requests per second of a device, rounded up
     cost of a month                   = devices x 730 hours x price of an hour
 
-The speeds are those at one evaluated concurrency; nothing is computed between or beyond the evaluated ones. The plan is
-marked as extrapolated if the answers are not about as long as the evaluated ones, or if a length of the prompts is
-stated, because a report does not have the lengths of its prompts. Utilisation is the part of the measured speed that is
-used: requests do not arrive evenly, so a device that is planned for all of it makes them wait.
+The speeds are those at one evaluated concurrency. Speeds at other concurrencies are not estimated. The plan is marked
+as extrapolated if the answers are not about as long as the evaluated answers, or if a length of the prompts is stated,
+because a report does not have the lengths of its prompts. Utilisation is the part of the measured speed that the plan
+uses. Requests do not arrive evenly, so requests would have to wait for a device that is planned for its full speed.
 
-The interval of the speed with the speculator comes from the differences between the evaluated prompts: from that of the
-ratio of the two arms if the evaluation has further arms (`compare_with`), or else from that of the acceptance length.
+The interval of the speed with the speculator shows the differences between the evaluated prompts. It is computed from
+the interval of the ratio of the two arms if the evaluation has further arms (`compare_with`), or else from the interval
+of the acceptance length.
 """
 
 from collections.abc import Mapping
@@ -33,20 +34,20 @@ class NotMeasuredError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the devices have to answer; None: as evaluated."""
+    """The requests that the devices have to answer; None stands for the value of the evaluation."""
 
     requests_per_second: float
     output_tokens: float | None = None  # mean number of tokens of an answer
     input_tokens: float | None = None
-    concurrency: int | None = None  # simultaneous requests of a device; None: the highest that was evaluated
+    concurrency: int | None = None  # simultaneous requests of a device; None: the highest evaluated concurrency
     utilisation: float = 0.7
     device_kind: str | None = None
-    price_per_device_hour: float | None = None  # USD; None: that of the evaluation
+    price_per_device_hour: float | None = None  # USD; None: the price of the evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmPlan:
-    """Bounds are None if the evaluation does not show how the speed varies."""
+    """The devices and the cost of one arm. Bounds are None if the evaluation does not show how the speed varies."""
 
     arm: str
     tokens_per_second: float
@@ -54,7 +55,7 @@ class ArmPlan:
     devices: int
     devices_low: int | None
     devices_high: int | None
-    cost_per_month: float | None  # USD; None: without a price
+    cost_per_month: float | None  # USD; None: there is no price
     cost_per_month_low: float | None
     cost_per_month_high: float | None
 
@@ -72,11 +73,14 @@ class CapacityPlan:
     arms: list[ArmPlan]
     interval_from: str | None  # pairs, acceptance_length; None: there is no interval
     is_extrapolated: bool
-    extrapolated: list[str]  # why
+    extrapolated: list[str]  # the reasons for `is_extrapolated`
 
 
 def capacity_plan(report: Mapping[str, Any], load: Load, *, speculator: str) -> CapacityPlan:
-    """Args: report: of a finished evaluation. speculator: its name among the arms. Raises: NotMeasuredError."""
+    """Plans both arms. Args: report: report of a finished evaluation. speculator: the name of the speculator's arm.
+
+    Raises: NotMeasuredError.
+    """
     _check_device(report, load.device_kind)
     point = _point(report, load.concurrency)
     measured = report["num_tokens"] / max(1, report["prompts_held_out"])

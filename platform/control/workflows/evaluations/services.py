@@ -30,7 +30,8 @@ from control.workflows.evaluations.selectors import creation_seconds, pipeline_o
 from control.workflows.prompt_files.contamination import contamination_of
 from control.workflows.prompt_files.held_out import held_out_key, normalise_held_out
 
-_NO_SETTINGS = {"speculator_id", "prompts_file", "validate_only", "compare_with", "hardware"}  # of a request
+# Members of a request that are not settings of the evaluation.
+_NO_SETTINGS = {"speculator_id", "prompts_file", "validate_only", "compare_with", "hardware"}
 _COMPARED = ("arms", "pairs")  # parts of a report that name other speculators, perhaps of other projects
 
 
@@ -46,10 +47,10 @@ def evaluation_create(
     """Checks the request and queues the evaluation.
 
     Args:
-        prompts: the prompts to evaluate on; None: those that the speculator's pipeline held out.
+        prompts: the prompts to evaluate on; None: the prompts that the speculator's pipeline held out.
         arms: the further arms, checked by `arms_resolve`.
-    Raises: ApiError: 400, no or invalid prompts, or an engine with these options is not possible; 403, the model has no
-        price; 409, a speculator is not ready; 429, too many queued jobs.
+    Raises: ApiError: 400, prompts are missing or invalid, or an engine with these options is not possible; 403, the
+        model has no price; 409, a speculator is not ready; 429, too many queued jobs.
     """
     workload = evaluation_workload(speculator, request.concurrencies, arms, request.hardware or "")
     require_price(base_model_id=speculator.base_model_id, name=speculator.base_model.name)
@@ -108,7 +109,10 @@ def evaluation_workload(
 def evaluation_memory_needed(
     speculator: Speculator, settings: Mapping[str, Any], arms: Sequence[Arm] = ()
 ) -> dict[str, int]:
-    """Returns the memory that the job needs, see `memory_needed`. Lists files in storage: call it in no transaction."""
+    """Returns the memory that the job needs, see `memory_needed`.
+
+    Call this outside of transactions, because it lists files in storage.
+    """
     workload = _workload(speculator, settings.get("concurrencies", [1]), arms)
     return memory_needed(EngineOptions.model_validate(settings.get("engine") or {}), workload)
 

@@ -46,7 +46,7 @@ _NAMES = {
     "max_row_tokens": "max_row_tokens",
     "long_rows": "long_rows",
     "packing": "packing",
-}  # maps hyperparameters of a request to those of workers
+}  # maps hyperparameters of a request to hyperparameters of workers
 _REQUESTED = {ours: theirs for theirs, ours in _NAMES.items()} | {"learning_rate": "learning_rate_multiplier"}
 
 
@@ -93,7 +93,7 @@ def adapter_training_start(*, organization: Organization, request: JobInput) -> 
 
 
 def adapter_trained(*, job: FineTuningJob, folder: Path) -> Adapter:
-    """Stores the result of a job as an adapter, once: a second call, from a repeated attempt, returns the first's.
+    """Stores the result of a job as an adapter. A second call, from a repeated attempt, returns the stored adapter.
 
     Raises: ApiError: as `adapter_store`.
     """
@@ -117,7 +117,7 @@ def adapter_trained(*, job: FineTuningJob, folder: Path) -> Adapter:
 
 
 def _stored_adapter(job: FineTuningJob) -> Adapter | None:
-    """Returns the job's result if it is stored already. No customer can give its name, which has a colon."""
+    """Returns the job's result if it is stored already. Customers cannot choose its name, which has a colon."""
     return Adapter.objects.filter(organization=job.organization, name=job.name).first()
 
 
@@ -125,8 +125,8 @@ def _stored_adapter(job: FineTuningJob) -> Adapter | None:
 def checkpoint_adapter_create(*, job: FineTuningJob, checkpoint: JobEvent, name: str | None) -> Adapter:
     """Creates an adapter with the weights of a checkpoint.
 
-    Args: name: None: the name of the checkpoint.
-    Raises: ApiError: 400, the job trains a speculator; 404, the checkpoint is no longer stored; otherwise as
+    Args: name: the adapter's name; None: the name of the checkpoint.
+    Raises: ApiError: 400, the job trains a speculator; 404, the checkpoint is no longer stored; or as
         `adapter_store`; 429, too many files are being read or written.
     """
     if job.base_model is None:

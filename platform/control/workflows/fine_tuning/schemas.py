@@ -60,7 +60,7 @@ class Hyperparameters(RequestModel, strict=True):
 
 
 class LabelHyperparameters(Hyperparameters, strict=True):
-    """Those of OpenAI, and of the LoRA adapter that learns the labels."""
+    """OpenAI's hyperparameters, and those of the LoRA adapter that learns the labels."""
 
     batch_size: Literal["auto"] | Annotated[int, Field(ge=1, le=256)] = "auto"  # type: ignore[assignment]
     lora_rank: Annotated[int, Field(ge=1, le=MAX_RANK)] | None = None

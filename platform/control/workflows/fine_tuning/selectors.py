@@ -19,7 +19,7 @@ from workers.kinds import LORA
 _OWN_RELATIONS = ("pipeline", "job", "base_model", "adapter")
 _PIPELINE_RELATIONS = ("base_model", "batch__job", "training_job", "evaluation_job", "speculator")
 CHECKPOINT = "checkpoint_committed"
-CHECKPOINT_PREFIX = "ftckpt_"  # of a checkpoint's id, which ends with the number of the event of its commit
+CHECKPOINT_PREFIX = "ftckpt_"  # prefix of checkpoint ids; an id ends with the number of the checkpoint's commit event
 PAUSED_ON_REQUEST = "paused_on_request"  # code of a pause that the customer requested
 # Types of the job events that the API lists. Events of other types say the same as events of the pipeline.
 LISTED_JOB_EVENTS = (CHECKPOINT, "retried", "cancel_requested", "paused", "resumed")
@@ -72,7 +72,10 @@ def stage_job(pipeline: Pipeline) -> Job | None:
 
 
 def job_events_list(job: FineTuningJob, *types: str) -> QuerySet[JobEvent]:
-    """Events of these types of the pipeline's current jobs, newest first; checkpoints only of the training job."""
+    """Returns events of these types of the pipeline's current jobs, newest first.
+
+    Checkpoint events are included only for the training job.
+    """
     pipeline = job.pipeline
     if pipeline is None:
         return JobEvent.objects.filter(job_id=job.job_id, type__in=types).order_by("-pk")

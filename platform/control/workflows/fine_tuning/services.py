@@ -1,4 +1,4 @@
-"""Creates, cancels, pauses and resumes fine-tuning jobs. The work of a job is done by its pipeline."""
+"""Creates, cancels, pauses and resumes fine-tuning jobs. A job's pipeline, or its training job, does the work."""
 
 import re
 from typing import Any
@@ -41,7 +41,7 @@ def fine_tuning_job_create(*, organization: Organization, request: JobInput) -> 
     """Reads both files completely before any cost arises, and starts a pipeline, or the training of an adapter.
 
     Raises: ApiError: 400 for invalid files, naming the first bad line; 404 for a model or file that does not exist.
-    Effects: the prompts of a file of fine-tuning rows are written to a new file of batch rows of the organization.
+    Effects: if a file has fine-tuning rows, its prompts are written as batch rows to a new file of the organization.
     """
     if request.learns_labels:
         return adapter_training_start(organization=organization, request=request)
@@ -108,7 +108,7 @@ def fine_tuning_job_cancel(*, job: FineTuningJob) -> None:
         pipeline_cancel(pipeline=job.pipeline)
     elif job.job is not None and not job_cancel(job=job.job):
         current, status = _unended(job)
-        if current is None:  # otherwise, it is being cancelled already
+        if current is None:  # if there is a job, it is being cancelled already
             raise _wrong_status("cancel", status)
 
 
@@ -156,7 +156,7 @@ def fine_tuning_job_resume(*, job: FineTuningJob) -> bool:
 
 
 def _unended(job: FineTuningJob) -> tuple[Job | None, str]:
-    """Returns the training job of an adapter, or None if it has ended; and its status."""
+    """Returns the training job of an adapter (None if it has ended) and its status."""
     current = Job.objects.get(pk=job.job_id)
     return (current if current.status in UNFINISHED else None), current.status
 

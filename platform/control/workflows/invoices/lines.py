@@ -28,11 +28,11 @@ class InvoiceLine:
     project_id: str | None
     project_name: str | None
     object_kind: str  # one of `OBJECT_KINDS`
-    model_id: str | None  # the base model of tokens
+    model_id: str | None  # the base model, if the line is tokens
     model_name: str | None  # None also if the model no longer exists
-    device_kind: str | None  # of device time
+    device_kind: str | None  # the kind of device, if the line is device time
     unit: str  # a value of `UNITS`
-    used_in: dt.date  # first day of the month of the use; not the invoice's month if the ledger got the lines late
+    used_in: dt.date  # first day of the month of the use; before the invoice's month if the ledger got the line late
     quantity: Decimal  # tokens, or hours with six decimals
     unit_price: Decimal | None  # US dollars; None: there was no price
     amount: Decimal  # US dollars, whole cents; negative: a credit
@@ -54,7 +54,7 @@ class Invoice:
 
 def invoice_of(organization: Organization, month: dt.date) -> Invoice:
     """Returns the invoice of the organization or, for a key of a project, the project's part of the usage."""
-    closed = is_closed(month)  # read before the lines: lines that are added meanwhile make no difference
+    closed = is_closed(month)  # read before the lines, because lines can be added until the month is closed
     totals = month_totals(organization, month)
     projects = dict(Project.objects.filter(organization=organization).values_list("pk", "name"))
     ids = {total.base_model_id for total in totals}

@@ -74,7 +74,7 @@ def _search(graph: Graph, organization: Organization, generation: dict[str, Mapp
 def _followed(
     organization: Organization, link: Link, generation: Mapping[str, Mapping[str, _Row]], upwards: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yields the id of an object of the generation and the id of the object to which the link leads from it."""
+    """Yields pairs of ids: an object of the generation, and an object to which the link leads from there."""
     near, far = (link.child, link.parent) if upwards else (link.parent, link.child)
     rows = generation.get(near)
     if not rows:
@@ -123,8 +123,7 @@ def _visible(organization: Organization, kind: str, ids: Iterable[str]) -> Mappi
 
 
 def _gone(kind: str, ids: set[str], graph: Graph) -> list[str]:
-    """Returns those of the ids whose rows no longer exist. Rows that the caller does not see exist, but are not
-    shown."""
+    """Returns the ids whose rows no longer exist. Ids of existing rows that the caller may not see are left out."""
     missing = ids - graph.nodes.keys()
     if not missing:
         return []

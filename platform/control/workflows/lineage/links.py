@@ -24,8 +24,8 @@ from control.workflows.pipelines.models import Pipeline
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     model: type[models.Model]
-    prefix: str  # of its ids
-    name: str = ""  # the column with the object's name; empty: it has none
+    prefix: str  # prefix of the ids of these objects
+    name: str = ""  # the column with the object's name; empty: the objects have no names
     gone: Q | None = None  # matches rows of deleted objects
     shown: Q = field(default_factory=Q)  # matches the rows that are objects of the API
     project: str = "project_id"  # the path to the project to which the row belongs
@@ -48,21 +48,21 @@ KINDS: Mapping[str, Kind] = {
         prefix="dep_",
         name="name",
         gone=Q(deleted_at__isnull=False),
-        shown=Q(canary_of=None),  # the rollout stands for its canary
+        shown=Q(canary_of=None),  # a canary is not shown, because its rollout represents it
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """`child` was made from `parent`, or with its help. A column of one of the two tables has the other one's id."""
+    """`child` was made from `parent`, or with its help. A column in one of their two tables names the other object."""
 
     parent: str
     child: str
     column: str
     in_child: bool = True  # whether the column is in the child's table
-    each: str = ""  # if the column is a list of objects: the member of each of them that has a parent's id
-    reverse: str = ""  # of a relation of many to many: the parent's name of it; `column` is the child's
+    each: str = ""  # if the column is a list of objects: the member of an object that has the parent's id
+    reverse: str = ""  # for a many-to-many relation: its name on the parent; `column` is its name on the child
 
 
 LINKS = (

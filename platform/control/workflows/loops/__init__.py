@@ -1,1 +1,1 @@
-"""Loops that retrain the speculator of a deployment by themselves, in rounds."""
+"""Loops, which retrain the speculator of a deployment automatically, in rounds."""

@@ -11,12 +11,13 @@ _FIGURES = ("acceptance_length", "tokens_per_second")
 
 
 def compared(report: Mapping[str, Any], *, new: str, old: str | None, concurrency: int | None) -> dict[str, Any] | None:
-    """Returns `concurrency`, and `new` and `old` with an acceptance length and tokens per second each.
+    """Returns `concurrency`, and in `new` and `old` the acceptance length and tokens per second of each speculator.
 
-    They are those at the given concurrency. If it is None, they are those at which the new speculator gains least.
+    The figures are those at the given concurrency or, if it is None, those at the concurrency at which the new
+    speculator gains least. The result is None if the report lacks the figures of the old speculator, because a worker
+    of an earlier release began the evaluation.
 
-    Args: old: None: the deployment serves without a speculator; `old` is then None.
-    Returns: None if the report lacks the figures of `old`: a worker of an earlier release began the evaluation.
+    Args: old: None if the deployment serves without a speculator; `old` of the result is then None, too.
     """
     arms = {arm["name"]: arm for arm in report.get("arms", [])}
     if old is not None and old not in arms:
@@ -43,8 +44,10 @@ def _gain(figures: Mapping[str, Any]) -> float:
 
 
 def objection(figures: Mapping[str, Any], min_acceptance_gain: float) -> str | None:
-    """Returns why the new speculator is not good enough; None if it is. Without an old one, the gate of the pipeline
-    has decided already."""
+    """Returns why the new speculator is not good enough; None if it is good enough.
+
+    Without an old speculator the result is None, because the gate of the pipeline has decided already.
+    """
     if figures["old"] is None:
         return None
     new, old = figures["new"]["acceptance_length"], figures["old"]["acceptance_length"]

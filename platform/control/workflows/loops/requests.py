@@ -19,7 +19,7 @@ _NAMES = ("enabled", "triggers", "limits", "recipe", "gate", "rollout")
 
 
 def set_from(deployment: Deployment, body: LoopInput) -> Loop:
-    """Raises: ApiError: 400, the settings contradict each other or the deployment; otherwise as `loop_set`."""
+    """Raises: ApiError: 400, the settings contradict each other, or do not fit the deployment; or as `loop_set`."""
     _check(deployment, body.recipe, body.gate, body.limits)
     return loop_set(deployment=deployment, **_columns(body, _NAMES))
 
@@ -53,7 +53,7 @@ def _columns(body: LoopInput, names: list[str] | tuple[str, ...]) -> dict[str, A
 def training_of(recipe: LoopRecipe, serving: Speculator | None) -> dict[str, Any]:
     """Returns `training` of a round's pipeline, without the speculator that it continues from.
 
-    Raises: ApiError: 400, a kind is missing, or the answers would change with it, or a hyperparameter is invalid.
+    Raises: ApiError: 400, the kind is missing, speculators of the kind change answers, or a hyperparameter is invalid.
     """
     kind = recipe.kind or (None if serving is None else serving.kind)
     if kind is None:

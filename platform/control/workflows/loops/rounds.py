@@ -1,8 +1,8 @@
 """Advances rounds. All calls are idempotent and safe under races: a second caller finds nothing to do.
 
-A round's pipeline, and its rollout, is created in the transaction of the compare-and-swap that assigns it to the round.
-Of two concurrent workers, therefore, only one creates it, and a worker that is killed between two steps leaves a round
-that the next worker continues. No function waits: each call makes the transitions that are possible now.
+A round's pipeline or rollout is created in the same transaction as the compare-and-swap that assigns it to the round.
+Of two concurrent workers, therefore, only one creates it. If a worker is killed between two steps, the next worker
+continues the round. No function waits: each call makes the transitions that are possible now.
 
 The functions in `_STEPS` return whether they changed the round.
 """
@@ -44,7 +44,7 @@ from control.workflows.pipelines.schemas import PipelineRequest
 log = structlog.get_logger(__name__)
 
 MAX_WAIT = dt.timedelta(days=1)  # for a rollout that cannot begin yet, or a queue that is full
-# Refusals that end by themselves, beside 429.
+# Codes of refusals that end by themselves. Refusals with status 429 do, too.
 _PASSING_CODES = frozenset({"rollout_active", "deployment_not_ready", "hardware_not_found"})
 _PIPELINE_STATUS = {
     Pipeline.Status.DISTILLING: Status.DISTILLING,
@@ -99,11 +99,13 @@ def _capture(of: LoopRound) -> bool:
 
 
 def _start_pipeline(of: LoopRound, recipe: LoopRecipe, longest_capture: dt.timedelta) -> bool:
-    """Makes a file of the captured requests and a pipeline that uses it. Their rows and the round's new status are one
-    transaction, which begins after the file is stored."""
+    """Creates a file of the captured requests, and a pipeline that uses it.
+
+    Their database rows and the round's new status are written in one transaction, after the file's content is stored.
+    """
     caller = caller_of_job(job_id=of.settings["caller"], organization_id=of.organization_id)
     try:
-        queued_quota_check(of.organization_id)  # before the file is written, because a round may wait long for a place
+        queued_quota_check(of.organization_id)  # before the file is written, because the queue may be full for long
         with on_account_of(caller), delete_stored_on_error(), transaction_from_first_change():
             file = capture_file_store(capture=capture_of(of.deployment), max_rows=of.settings["max_rows"])
             pipeline = create_from(of.organization, _pipeline_request(of, recipe, file.pk), [file])

@@ -1,4 +1,4 @@
-"""Queries for loops and their rounds, and what rounds have cost."""
+"""Queries for loops, their rounds and the cost of the rounds."""
 
 import datetime as dt
 

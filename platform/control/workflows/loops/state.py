@@ -4,8 +4,8 @@ capturing ─> distilling ─> training ─> evaluating ─> gating ─> rolling
                  └────────────┴────────────┴───────────┴─> rejected
 any of the first six statuses ─> failed | stopped
 
-From `distilling` to `evaluating` the round follows its pipeline, which may have passed several stages since the last
-look: the statuses in between are then left out.
+From `distilling` to `evaluating` the round follows its pipeline. If the pipeline passes several stages between two
+calls, the round skips the statuses in between.
 """
 
 from collections.abc import Mapping

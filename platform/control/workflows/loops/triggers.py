@@ -38,7 +38,7 @@ def rounds_begin() -> None:
 
 
 def _begin_if_due(loop: Loop) -> None:
-    if _due(loop) is not None:  # without a lock, because this is rare
+    if _due(loop) is not None:  # checked without the lock first, because a round is rarely due
         round_begin(loop=loop)
 
 
@@ -55,7 +55,8 @@ def _enabled() -> Iterator[Loop]:
 def round_begin(*, loop: Loop) -> LoopRound | None:
     """Begins a round if a trigger applies and no limit forbids it. Decides again under the lock of the loop's row.
 
-    Effects: if a limit forbids the round, `blocked` and an event say so, once until the loop is set or a round begins.
+    Effects: if a limit forbids the round, `blocked` and an event say so. The event is not repeated for the same limit
+        until the loop is set or a round begins.
     """
     locked = Loop.objects.select_for_update().filter(pk=loop.pk, enabled=True).first()
     if locked is None or (due := _due(locked)) is None:
@@ -76,7 +77,7 @@ def round_begin(*, loop: Loop) -> LoopRound | None:
                 settings={**settings, "max_rows": locked.limits["max_rows"], "caller": locked.pk},
                 timeline=[{"status": Status.CAPTURING.value, "at": int(timezone.now().timestamp())}],
             )
-    except IntegrityError:  # the round of a loop that was deleted meanwhile has not ended
+    except IntegrityError:  # the deployment still has a running round of a loop that was deleted
         return None
     Loop.objects.filter(pk=locked.pk).update(blocked=None)
     event_record(
@@ -89,7 +90,10 @@ def round_begin(*, loop: Loop) -> LoopRound | None:
 
 
 def _due(loop: Loop) -> _Due | None:
-    """Returns the first trigger that applies, None if none does, a round runs, or the last one began too recently."""
+    """Returns the first trigger that applies.
+
+    None: no trigger applies, a round is running, or the last round began too recently.
+    """
     deployment = loop.deployment
     is_serving = deployment.state in _SERVING and deployment.desired_state == Deployment.Desired.RUNNING
     if deployment.deleted_at is not None or not is_serving or round_running(deployment) is not None:
@@ -109,7 +113,10 @@ def _due(loop: Loop) -> _Due | None:
 
 
 def _drop(deployment: Deployment) -> _Due | None:
-    """Returns the drop that the detector has reported, unless a round has begun because of it, or it has recovered."""
+    """Returns the drop that the detector has reported.
+
+    None: there is no drop, a round has begun because of it, or the acceptance has recovered.
+    """
     watch: AcceptanceWatch | None = getattr(deployment, "acceptance_watch", None)
     if watch is None or watch.state != AcceptanceWatch.State.DROPPED:
         return None
@@ -121,7 +128,7 @@ def _drop(deployment: Deployment) -> _Due | None:
 
 
 def has_captured(deployment: Deployment, num_requests: int, since: dt.datetime | None) -> bool:
-    """Returns whether so many requests are kept that were captured since then."""
+    """Returns whether at least `num_requests` requests that were captured since `since` are kept."""
     capture = Capture.objects.filter(deployment=deployment).first()
     if capture is None:
         return False
@@ -132,14 +139,17 @@ def has_captured(deployment: Deployment, num_requests: int, since: dt.datetime |
 
 
 def _blocked(loop: Loop) -> tuple[str, str] | None:
-    """Returns the code and the message of what forbids a round."""
+    """Returns the code and the message of the reason that forbids a round; None: nothing forbids it."""
     if not Capture.objects.filter(deployment_id=loop.deployment_id).exists():
         return "capture_not_found", "The requests to the deployment are not kept any more, so there is no data."
     return budget_spent(loop)
 
 
 def budget_spent(loop: Loop, began: dt.datetime | None = None) -> tuple[str, str] | None:
-    """Args: began: the start of a running round, whose month is looked at; None: the present month."""
+    """Returns a code and a message if the rounds of a month have spent the budget, otherwise None.
+
+    Args: began: the start of a running round, in the month to check; None: the present month.
+    """
     if loop.budget_nanousd is None:
         return None
     spent = month_spend(loop.deployment, began)

@@ -3,7 +3,7 @@
     objects/LABEL/NUMBER.jsonl    rows of the table LABEL, one JSON object per line
     stored/LABEL/ID/NAME          objects in storage that belong to a row, such as the content of a file
     manifest.json                 the last entry: the organization's name, the numbers of rows and stored objects, and
-                                  what could not be read
+                                  the names of objects that could not be read
 
 A `Position` says where the next part begins. It is stored with each part, so an archive can be continued by another
 process after the writing process was killed. An object may be larger than a part.
@@ -33,15 +33,15 @@ MAX_LISTED = 1_000  # damaged objects that the manifest names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
     stage: str = "rows"  # rows, objects, manifest, end
-    source: str = ""  # the table, or the name of the `StoredObjects`, of which something was written last
-    after: Any = None  # primary key of the last row that is written completely; None: none of the source
+    source: str = ""  # the table, or the name of the `StoredObjects`, from which the last entry was written
+    after: Any = None  # primary key of the last row of the source that is written completely; None: there is none
     row: Any = None  # primary key of the row whose objects are being written
-    name: str = ""  # of the row's objects, the one that was written last
+    name: str = ""  # name of the row's object that was written last
     key: str = ""  # the storage key of an object that is written in part
     entry: str = ""  # its name in the archive
     written: int = 0  # how many of its bytes are written
     size_bytes: int = 0
-    num_rows: dict[str, int] = field(default_factory=dict)  # by table
+    num_rows: dict[str, int] = field(default_factory=dict)  # number of written rows by table
     num_objects: int = 0
     num_damaged: int = 0
     damaged: tuple[str, ...] = ()  # entries whose object was deleted or became shorter while it was copied
@@ -131,8 +131,7 @@ class ArchiveWriter:
             self._move(key="", entry="", num_objects=position.num_objects + 1)
 
     def _bytes_of(self, entry: str, key: str, start: int, num_bytes: int) -> Iterator[bytes]:
-        """Yields exactly `num_bytes` bytes. Zeros replace those that no longer exist, because the header has already
-        stated the size."""
+        """Yields exactly `num_bytes` bytes. Zeros replace missing bytes, because the header already states the size."""
         try:
             with get_storage().open(key, start=start) as stream:
                 while num_bytes > 0 and (chunk := stream.read(min(CHUNK_BYTES, num_bytes))):

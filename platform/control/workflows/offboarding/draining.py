@@ -1,6 +1,6 @@
 """Stops everything that runs for an organization whose deletion was requested.
 
-The chore repeats this until the organization is erased, so it also stops what was started in the console meanwhile.
+The chore is repeated until the organization is erased, so it also stops objects that are started in the console later.
 Nothing is deleted: if the deletion is cancelled, deployments can be started and pipelines resumed.
 """
 
@@ -30,7 +30,7 @@ from control.workflows.pipelines.state import ACTIVE
 
 log = structlog.get_logger(__name__)
 
-ROWS_A_ROUND = 100  # of each kind and organization
+ROWS_A_ROUND = 100  # maximum number of objects of each kind that are stopped per organization
 
 
 def organizations_drain() -> None:
@@ -45,7 +45,7 @@ def organizations_drain() -> None:
 
 
 def _stops(organization: Organization) -> Iterator[Callable[[], object]]:
-    """Yields the call that stops each running object. What starts other objects comes before those."""
+    """Yields a call for each running object that stops it. Objects come before the objects that they start."""
     active = (Rollout.Status.STARTING, Rollout.Status.CANARY)
     for rollout in _some(Rollout.objects.filter(organization=organization, status__in=active)):
         yield partial(rollout_cancel, rollout=rollout)

@@ -1,14 +1,15 @@
 """Deletes organizations whose time to cancel the deletion has ended. Workers call `organizations_erase` as a chore.
 
-A round deletes for a few seconds, in bounded steps. Each step only deletes what it finds, so the next round, or another
-process, continues after the process was killed at any instruction, and several processes do no harm to each other.
+One call (a round) deletes for a few seconds, in bounded steps. Each step deletes only the rows or objects that it
+finds. If the process is killed at any instruction, the next round or another process can therefore continue. Several
+processes can run at the same time.
 
     1. the record of the deletion (`AuditErasure`), after which it cannot be cancelled
     2. stored objects and rows, in an order in which no row refers to a deleted one; the audit log
     3. all objects below the organization's prefix in storage
     4. the organization's row, and once more the objects below its prefix
 
-`KEPT` names what remains.
+`KEPT` names the tables whose rows remain.
 """
 
 import time
@@ -36,7 +37,7 @@ log = structlog.get_logger(__name__)
 KEPT: Mapping[str, str] = {
     "ledger.LedgerLine": "accounting: amounts, times and ids, but no names, texts or other personal data",
 }
-SECONDS_A_ROUND = 5.0  # a worker does nothing else for its installation meanwhile
+SECONDS_A_ROUND = 5.0  # during a round, the worker runs no other chore
 ROWS_A_STEP = 500
 OBJECTS_A_STEP = 100
 ORGANIZATIONS_A_ROUND = 100
@@ -60,7 +61,7 @@ def organizations_erase() -> None:
             for _ in _erase(organization_id):
                 if time.monotonic() >= deadline:
                     return
-        except Exception:  # an error of one organization must not keep the others; the next round tries again
+        except Exception:  # one organization's error must not stop the erasure of others; the next round tries again
             log.exception("could not erase an organization", organization_id=organization_id)
 
 
@@ -85,7 +86,7 @@ def _erase(organization_id: str) -> _Steps:
         yield
     yield from _empty_folder(organization_id)
     _delete_organization(organization_id, order.tables)
-    yield from _empty_folder(organization_id)  # what was stored between the two steps before
+    yield from _empty_folder(organization_id)  # objects that were stored between the previous two steps
     erasure_finish(organization_id)
 
 
@@ -105,7 +106,7 @@ def _delete_rows(table: OwnedTable, organization_id: str) -> _Steps:
             users = list(rows.values_list("user_id", flat=True)) if table.model is Member else []
             _delete_only(rows)
             _delete_log_entries(table.model, pks)
-            # People who belong to no other organization. Members of staff administer the installation.
+            # Deletes people who belong to no other organization, except staff, who administer the installation.
             User.objects.filter(pk__in=users, memberships=None, is_staff=False).delete()
         yield
 
@@ -116,7 +117,7 @@ def _delete_only(rows: models.QuerySet[Any]) -> None:
 
 
 def _delete_log_entries(model: type[models.Model], pks: list[Any]) -> None:
-    """Deletes what Django's own log of the console says of the rows, because it contains their names."""
+    """Deletes the entries about these rows in Django's log of the console, because they contain the rows' names."""
     kind = ContentType.objects.get_for_model(model)
     LogEntry.objects.filter(content_type=kind, object_id__in=[str(pk) for pk in pks]).delete()
 
@@ -127,12 +128,12 @@ def _empty_folder(prefix: str) -> _Steps:
         for name in names:
             storage.delete(f"{prefix}/{name}")
         yield
-    storage.delete_folder(prefix)  # a folder on disk, which is empty now
+    storage.delete_folder(prefix)  # storage on disk still has the folder, which is empty now
 
 
 @transaction.atomic
 def _delete_organization(organization_id: str, tables: tuple[OwnedTable, ...]) -> None:
-    """Deletes the organization's row. Raises: RowsAdded: the next round deletes them."""
+    """Deletes the organization's row. Raises: RowsAdded: there are new rows, which the next round deletes."""
     Organization.objects.select_for_update().filter(pk=organization_id).first()
     left = [table.label for table in tables if table.rows(organization_id).exists()]
     if left:

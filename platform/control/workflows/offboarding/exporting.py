@@ -17,8 +17,8 @@ from control.workflows.offboarding.models import OrganizationExport, Organizatio
 log = structlog.get_logger(__name__)
 
 PART_BYTES = 32 << 20
-KEPT = timedelta(days=7)  # after the completion; also the longest time until the completion
-SECONDS_A_ROUND = 5.0  # a worker does nothing else for its installation meanwhile
+KEPT = timedelta(days=7)  # how long a complete archive is kept, and how long an export may take
+SECONDS_A_ROUND = 5.0  # during a round, the worker runs no other chore
 EXPORTS_A_ROUND = 20
 PARTS_A_ROUND = 200
 
@@ -26,7 +26,7 @@ _Status = OrganizationExport.Status
 
 
 def exports_continue() -> None:
-    """Adds parts to unfinished archives. Several processes may do so at once: of two equal parts, one is kept."""
+    """Adds parts to unfinished archives. Several processes may call this at once: of two equal parts, one is kept."""
     deadline = time.monotonic() + SECONDS_A_ROUND
     unfinished = OrganizationExport.objects.filter(status=_Status.RUNNING, expires_at__gt=Now()).order_by("pk")
     for found in unfinished[:EXPORTS_A_ROUND]:

@@ -22,9 +22,11 @@ CAPTURED_BYTES_A_READ = 16 << 20
 
 
 def rows_after(table: OwnedTable, organization_id: str, pk: Any) -> list[Any]:
-    """Returns the next rows in the order of the primary key. Args: pk: of the last row that was read; None: none was.
+    """Returns the next rows in the order of the primary key.
 
     An organization's rows are read in several steps, so memory does not grow with their number.
+
+    Args: pk: the primary key of the last row that was read; None: no row was read yet.
     """
     rows = table.rows(organization_id).order_by("pk")
     if pk is not None:

@@ -49,7 +49,7 @@ def organization_deletion_request(*, organization: Organization, name: str) -> O
     A repeated call changes nothing.
 
     Args: name: the organization's name, which confirms the request.
-    Raises: ApiError: 400, another name.
+    Raises: ApiError: 400, the name is wrong.
     """
     if name != organization.name:
         message = "name must be the exact name of the organization, to confirm that everything in it is to be deleted."
@@ -65,7 +65,7 @@ def organization_deletion_request(*, organization: Organization, name: str) -> O
 
 @audited("organization.cancel_deletion")
 def organization_deletion_cancel(*, organization: Organization) -> Organization:
-    """Cancels the deletion: API keys work again. What was stopped stays stopped.
+    """Cancels the deletion: API keys work again. Jobs and deployments that were stopped stay stopped.
 
     Raises: ApiError: 409, no deletion was requested, or its time to cancel has ended.
     """

@@ -1,7 +1,7 @@
 """The tables whose rows belong to an organization, derived from the models, so that no table can be forgotten.
 
-A row belongs to the organization to which its foreign key points, or to the organization of its parent row. The rule is
-that of row-level security (`tenants.row_security.policies`).
+A row belongs to the organization to which its foreign key points, or to the organization of its parent row. Row-level
+security (`tenants.row_security.policies`) has the same rule.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -32,14 +32,17 @@ class OwnedTable:
 
 
 def owned_tables() -> list[OwnedTable]:
-    """Returns all tables with rows of organizations, except for the organizations themselves, by label."""
+    """Returns all tables with rows that belong to organizations, sorted by label. `Organization` is not among them."""
     found = [(model, _lookup(model)) for model in apps.get_models(include_auto_created=True)]
     owned = [OwnedTable(model, lookup) for model, lookup in found if lookup]
     return sorted(owned, key=lambda table: table.label)
 
 
 def _lookup(model: _Model, below: tuple[_Model, ...] = ()) -> str | None:
-    """Args: below: the models through which this model was reached. They are not followed again."""
+    """Returns the path from the model to its organization; None if the model's rows belong to none.
+
+    Args: below: the models through which this model was reached. They are not followed again.
+    """
     if model is Organization:
         return None
     keys = _foreign_keys(model)
@@ -55,7 +58,7 @@ def _lookup(model: _Model, below: tuple[_Model, ...] = ()) -> str | None:
 @dataclass(frozen=True, slots=True)
 class ErasureOrder:
     tables: tuple[OwnedTable, ...]  # no table comes before one that refers to it
-    # Columns that are set to null first, because without them some tables would refer to each other in a circle.
+    # Columns that are set to null first, because otherwise some tables would refer to each other in a circle.
     cleared: tuple[tuple[OwnedTable, str], ...]
 
 

@@ -46,8 +46,8 @@ def _review(pipeline: Pipeline) -> None:
 
 
 def _start(pipeline: Pipeline, paused: dict[str, Any]) -> None:
-    """Starts the endpoint, or records why it is refused, for example as other endpoints occupy the organization's
-    devices. The next review tries again."""
+    """Starts the endpoint, or records why the start is refused, for example because other endpoints occupy the
+    organization's devices. The next review tries again."""
     try:
         _change(pipeline, deployment_start, None)
     except ApiError as error:

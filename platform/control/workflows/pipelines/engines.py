@@ -12,7 +12,7 @@ from control.workflows.pipelines.schemas import PipelineOptions, PipelinePlan
 
 
 def distillation_engine(options: EngineOptions) -> EngineOptions:
-    """Returns the options for the distillation's engine: `options` without those for concurrency and drafting.
+    """Returns `options` for the distillation's engine, without the options for concurrency and drafting.
 
     The options that are left out do not change the answers. The distillation uses no speculator, and answers as many
     rows at once as fit into the memory.
@@ -21,7 +21,7 @@ def distillation_engine(options: EngineOptions) -> EngineOptions:
 
 
 def training_memory_needed(base_model: BaseModel) -> dict[str, int]:
-    """Returns a lower bound for the memory that the training job needs: that of the model without the speculator."""
+    """Returns a lower bound for the memory that the training job needs: the model's memory without the speculator."""
     return memory_needed(EngineOptions(), Workload(purpose=Purpose.TRAINING, base_model=base_model))
 
 
@@ -30,8 +30,8 @@ def pipeline_plan(base_model: BaseModel, body: PipelineOptions, arms: Sequence[A
 
     Args: arms: the further arms of the evaluation.
 
-    Raises: ApiError: 400, the engine's options contradict each other, the model, the speculator or the concurrencies
-        to be measured, or the engine of a stage fits on no kind of device.
+    Raises: ApiError: 400, the engine's options contradict each other, or do not fit the model, the speculator or the
+        measured concurrencies, or the engine of a stage fits on no kind of device.
     """
     options, measured = body.engine or EngineOptions(), body.evaluation.concurrencies
     concurrency_check(options, measured, "evaluation.concurrencies")

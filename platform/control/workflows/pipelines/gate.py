@@ -38,7 +38,7 @@ def _too_slow(gate: Gate, point: Mapping[str, Any]) -> list[str]:
 
 
 def _not_paid_off(gate: Gate, point: Mapping[str, Any], report: Mapping[str, Any]) -> str | None:
-    """Returns the objection that the speculator pays for itself too late, never, or nobody knows when."""
+    """Returns an objection if the speculator pays for itself too late, never, or after an unknown number of tokens."""
     tokens, limit = point.get("break_even_tokens"), gate.max_break_even_tokens
     if tokens is not None and limit is not None and tokens <= limit:
         return None

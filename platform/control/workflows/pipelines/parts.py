@@ -22,7 +22,7 @@ _HELD_OUT_PARAM = "held_out_file"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    prompts: File  # on which the speculator is trained
+    prompts: File  # the prompts on which the speculator is trained
     held_out: File
     new_files: Sequence[File] = ()  # unsaved rows
     num_duplicates: int = 0  # held-out rows that are not evaluated

@@ -32,7 +32,7 @@ def plan_from(organization: Organization, body: PipelineOptions) -> PipelinePlan
 
 def create_from(organization: Organization, body: PipelineOptions, new_files: Sequence[File] = ()) -> Pipeline:
     """Raises: ApiError: 400, a hyperparameter or `hardware` is invalid, or the parameters that name the prompts
-    contradict each other; otherwise as `pipeline_create`.
+    contradict each other; or as `pipeline_create`.
     """
     _check(body)
     return pipeline_create(organization=organization, request=body, new_files=new_files)

@@ -95,7 +95,10 @@ def pipeline_create(
 
 
 def pipeline_validate(*, organization: Organization, request: PipelineOptions) -> PipelinePlan:
-    """Checks that what the request names exists, and plans the engines. Raises: ApiError: as `pipeline_create`."""
+    """Checks that the objects that the request names exist, and plans the engines.
+
+    Raises: ApiError: as `pipeline_create`.
+    """
     base_model = base_model_get(organization, request.model)
     if (named := request.training.initial_speculator) is not None:
         _check_initial(speculator_preview(organization, named), request.training, base_model)
@@ -150,8 +153,9 @@ def _stored_gate(gate: Gate) -> dict[str, Any]:
 
 
 def _with_initial(organization: Organization, request: PipelineOptions, base_model: BaseModel) -> PipelineOptions:
-    """Returns the request with the organization's speculator from which training continues, if it names a base
-    speculator. Raises: ApiError: 404, no such speculator; 400, unusable.
+    """Returns the request. The organization's use of a base speculator replaces the base speculator in the request.
+
+    Raises: ApiError: 404, `initial_speculator` does not exist; 400, training cannot continue from it.
     """
     named = request.training.initial_speculator
     if named is None:
@@ -199,7 +203,7 @@ def _distillation_batch(organization: Organization, distillation_id: str | None,
 
 
 def _prompts_file(organization: Organization, given: Mapping[str, File], request: PipelineOptions) -> File:
-    """Returns the file of prompts. With answers, it may also have the rows of fine-tuning."""
+    """Returns the file of prompts. If the file must have answers, it may also have fine-tuning rows."""
     file_id = request.prompts_file or ""
     if request.answers == Pipeline.Answers.FILE:
         return given.get(file_id) or answers_file_check(file_get(organization, file_id, param="prompts_file"))

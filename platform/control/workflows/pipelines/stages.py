@@ -218,10 +218,10 @@ def _gate(pipeline: Pipeline) -> bool:
 
 
 def _reject(pipeline: Pipeline, objections: Sequence[str]) -> bool:
-    """Ends the pipeline, and gives back the cost of its training, as far as the operators have set."""
+    """Ends the pipeline, and credits the cost of its training as far as the operators' settings say."""
     error = {"code": "gate_rejected", "message": "; ".join(objections)}
     with transaction.atomic():
-        organization_lock(pipeline.organization_id)  # one gate after another is compared with the limit of credits
+        organization_lock(pipeline.organization_id)  # so that concurrent gates cannot exceed the limit of credits
         rejected = transition(pipeline, Status.REJECTED, error=error, data={"objections": list(objections)})
         if rejected and pipeline.training_job_id is not None:
             config = get_config()

@@ -7,8 +7,8 @@ requests. The server's thread therefore only copies blocks of bytes to the child
 
     python -m MODULE PASS OPTIONS CPU_SECONDS MEMORY_BYTES < file > result
 
-Both ends are in this module. It uses the standard library only, because an import of Django takes a second. A
-pass may import small packages.
+This module contains the code of both processes. It uses the standard library only, because an import of Django takes a
+second. A pass may import small packages.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Compares training prompts with held-out prompts, and applies a request's policy to those that are alike.
+"""Compares training prompts with held-out prompts, and applies the request's policy to the similar ones.
 
-A speculator that was trained on a held-out prompt, or on one like it, is faster on it than on new prompts, so its
-evaluation promises too much.
+A speculator is faster on training prompts, and on prompts that are similar to them, than on new prompts. If such
+prompts are among the held-out prompts, the evaluation promises too much.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def compare_parts(file: File, *, held_out_lines: str, folder: Path) -> Compared:
 
 
 def apply_policy(compared: Compared, policy: OnContamination, *, param: str) -> dict[str, Any]:
-    """Returns what the pipeline shows: `policy`, `exact`, `near` and `num_dropped`.
+    """Returns the report that the pipeline shows: `policy`, `exact`, `near` and `num_dropped`.
 
     Raises: ApiError: 400, the policy is to refuse contaminated prompts, or dropping them leaves none to train on.
     """
@@ -93,7 +93,7 @@ def apply_policy(compared: Compared, policy: OnContamination, *, param: str) -> 
 def contamination_of(training: File, held_out: File, *, param: str) -> dict[str, Any] | None:
     """Returns `exact` and `near`: the training prompts that are like prompts of the other file.
 
-    None: the files cannot be compared. Callers only show the figures, so they do not refuse a request for their lack.
+    None: the files cannot be compared. Callers only show the figures, so they accept a request without them.
 
     Raises: ApiError: 429, too many files are being read.
     """
@@ -117,6 +117,6 @@ def duplicates_of(file: File, *, param: str) -> dict[str, Any] | None:
     try:
         return file_pass(file, sketch_prompts, param=param)
     except ApiError as error:
-        if error.status in (400, 503):  # the file's reader, which comes later, reports what is wrong with it
+        if error.status in (400, 503):  # the request reads the file again later, and then reports the problem
             return None
         raise

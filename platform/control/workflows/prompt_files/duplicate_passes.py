@@ -31,9 +31,10 @@ def sketch_prompts(source: Readable, *, path: str | None = None) -> dict[str, An
 
 
 def compare_prompts(source: Readable, *, others_path: str, lines_path: str, digests_path: str) -> dict[str, Any]:
-    """Reports the prompts of the file that are like those whose sketches are in `others_path`.
+    """Reports the prompts of the file that duplicate other prompts, whose sketches are in `others_path`.
 
-    Writes the numbers of their lines to `lines_path`, and the keys of all prompts to `digests_path`, for `normalise`.
+    Writes the line numbers of the reported prompts to `lines_path`, and the keys of all prompts to `digests_path`, for
+    `normalise`.
     """
     sketches, others = Sketches(), Sketches.load(others_path)
     with open(digests_path, "w", encoding="ascii") as digests:
@@ -43,9 +44,9 @@ def compare_prompts(source: Readable, *, others_path: str, lines_path: str, dige
 
 
 def compare_split(source: Readable, *, held_out_lines_path: str, lines_path: str) -> dict[str, Any]:
-    """Reports the prompts of the file that are like those on the lines that `held_out_lines_path` lists.
+    """Reports the prompts of the file that duplicate prompts on the lines that `held_out_lines_path` lists.
 
-    Writes the numbers of their lines to `lines_path`.
+    Writes the line numbers of the reported prompts to `lines_path`.
     """
     held_out_lines = frozenset(json.loads(Path(held_out_lines_path).read_text()))
     rest, held_out = Sketches(), Sketches()

@@ -3,8 +3,8 @@
     prompts ─┬─ lowest hashes of custom_id ──> held-out file
              └─ the rest ──> prompts file of the batch
 
-In each of the two files, a blank line replaces every row that is in the other file. The line numbers in error messages
-are therefore those of the customer's file.
+In each of the two files, a blank line replaces every row that is in the other file. Line numbers in error messages
+therefore refer to the customer's file.
 """
 
 from collections.abc import Mapping
@@ -93,7 +93,7 @@ def _stored(original: File, part: str, path: Path) -> File:
 def endpoint_of(file: File, param: str = "prompts_file") -> str:
     """Returns the endpoint of most of the first rows; the endpoint of chat completions if no row is valid.
 
-    A batch with this endpoint refuses rows for another one.
+    A batch with this endpoint refuses rows for other endpoints.
 
     Raises: ApiError: as `file_pass`; 400 also if the file is compressed or has too many blank lines.
     """
@@ -105,7 +105,7 @@ class HeldOut:
     num_rows: int  # stored rows
     num_duplicates: int = 0  # rows that were left out because their prompt is a training prompt
     contamination: dict[str, Any] | None = None  # see `apply_policy`; None: there were no training prompts
-    cleaned_prompts: File | None = None  # unsaved row of the training prompts without the dropped ones, if any
+    cleaned_prompts: File | None = None  # unsaved row of the remaining training prompts, if any were dropped
 
 
 def normalise_held_out(
@@ -119,14 +119,14 @@ def normalise_held_out(
 ) -> HeldOut:
     """Stores the normalised rows for workers, without those whose prompt is also in `training_prompts`.
 
-    If the policy is to drop training prompts, all rows are stored, and the training prompts like them are left out of
+    If the policy is to drop training prompts, all rows are stored, and similar training prompts are left out of
     `cleaned_prompts`.
 
     Args:
         param: the request's parameter that named the file.
 
-    Raises: ApiError: 400 for the first bad line, because every prompt is a training prompt, or because of the policy;
-        413, the file is too large.
+    Raises: ApiError: 400, a line is bad (the message names the first one), every prompt of the file is a training
+        prompt, or the policy refuses the prompts; 413, the file is too large.
     """
     endpoint = endpoint_of(file, param)
     with staging_folder() as folder:

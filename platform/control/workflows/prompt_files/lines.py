@@ -22,7 +22,8 @@ class Line:
 
 def read_lines(source: Readable, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Line]:
     """Yields the lines, which end with a line feed. Text after the last line feed is a line too, unless it is empty."""
-    number, partial, size = 1, bytearray(), 0  # start of a line that continues in the next chunk, and its length
+    # `partial` is the start of a line that continues in the next chunk, and `size` is the line's length so far.
+    number, partial, size = 1, bytearray(), 0
     while chunk := source.read(CHUNK_BYTES):
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:

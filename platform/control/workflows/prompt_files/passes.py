@@ -44,7 +44,7 @@ def choose_held_out(source: Readable, *, held_out: int | None, path: str) -> dic
 def divide(
     source: Readable, *, lines_path: str, rest_path: str, held_out_path: str, dropped_path: str | None = None
 ) -> dict[str, Any]:
-    """Copies each line to the held-out file or to the file of the other prompts, and a blank line to the other file.
+    """Copies each line to the held-out file or to the file of the remaining prompts, and a blank line to the other one.
 
     The lines that `dropped_path` lists are blank in both files.
     """
@@ -60,7 +60,7 @@ def divide(
 
 
 def without_lines(source: Readable, *, lines_path: str, path: str) -> dict[str, Any]:
-    """Copies the lines, except that the listed ones are blank. Lines that are too long are refused."""
+    """Copies the lines, with blank lines in place of the listed ones. Lines that are too long are refused."""
     left_out = _line_numbers(lines_path)
     with open(path, "wb") as rest:
         for line in read_lines(source):

@@ -19,7 +19,7 @@ _MAX_QUOTED = 60  # an error message quotes at most this many characters of a cu
 
 
 class RowError(ValueError):
-    """A line is not a valid row. `code` is permanent, `param` is the path of the invalid field.
+    """A line is not a valid row. `code` is a stable error code, and `param` is the path of the invalid field.
 
     `column` is set if the line is not valid JSON: the position of the first invalid byte, counted from 1.
     """
@@ -41,7 +41,10 @@ class Row:
 
 
 def content_of(line: Line, max_line_bytes: int = MAX_LINE_BYTES) -> bytes:
-    """Args: max_line_bytes: the limit with which the line was read. Raises: RowError: the line is longer."""
+    """Returns the line's content. Args: max_line_bytes: the limit with which the line was read.
+
+    Raises: RowError: the line is longer than the limit.
+    """
     if line.content is None:
         message = f"A line must have at most {max_line_bytes:,} bytes, got {line.size_bytes:,}"
         raise RowError("line_too_long", message)
@@ -83,7 +86,10 @@ def normalised_line(row: Row, *, url: str, model: str) -> bytes:
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """Raises: RowError: the line is not UTF-8 or no JSON object, has a repeated key, or is nested too deeply."""
+    """Parses a JSON object.
+
+    Raises: RowError: the line is not UTF-8 or no JSON object, has a repeated key, or is nested too deeply.
+    """
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -98,7 +104,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
         raise RowError("invalid_json_line", message, column=len(text[: error.pos].encode()) + 1) from None
     except UnicodeEncodeError:
         raise RowError("invalid_utf8", "This line contains an unpaired surrogate (\\ud800 to \\udfff)") from None
-    except (ValueError, RecursionError) as error:  # from the hooks, for a very long number, or for deep nesting
+    except (ValueError, RecursionError) as error:  # raised by the hooks, for a very long number, or for deep nesting
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RowError("invalid_json_line", f"This line is not parseable as valid JSON: {reason}") from None
     if not isinstance(row, dict):

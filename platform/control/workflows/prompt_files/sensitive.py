@@ -24,7 +24,7 @@ class OnSensitive(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    file: File  # the file to use: with `redact`, an unsaved row of a new file, unless nothing was found
+    file: File  # the file to use: the unsaved row of a new file if something was redacted, else the scanned file
     report: dict[str, Any]  # see `sensitive_passes.scan_rows`, with `policy`, and the `original_file_id` of a new file
 
     @property
@@ -39,7 +39,7 @@ def file_scan(file: File, policy: OnSensitive, *, param: str) -> Scanned:
         param: the request's parameter that named the file.
 
     Raises: ApiError: 400, the policy refuses the file, or a line cannot be redacted, because it cannot be read;
-        otherwise as `file_pass`; 413, the file is too large.
+        413, the file is too large; or as `file_pass`.
     Effects: stores the new file; a caller's `delete_stored_on_error` deletes it.
     """
     text_size_check(file.size_bytes, param)

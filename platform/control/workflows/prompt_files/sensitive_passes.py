@@ -1,7 +1,8 @@
 """The pass that finds secrets and personal data in the texts of rows. `child` runs it.
 
-It reports where they are, never what they are. It can write the file again, with a placeholder in place of each of
-them: `<EMAIL_1>` is the first address of the file, wherever it occurs, and `<EMAIL_2>` the second one.
+The report has the lines of the findings, never their values. The pass can also write a copy of the file with
+placeholders in place of the findings: `<EMAIL_1>` replaces the first address of the file, wherever it occurs, and
+`<EMAIL_2>` replaces the second one.
 """
 
 import hashlib
@@ -25,10 +26,10 @@ _NOT_TEXT = frozenset({"role", "type", "url", "method", "model"})  # members who
 
 
 def scan_rows(source: Readable, *, path: str | None = None) -> dict[str, Any]:
-    """Counts what is found, and writes the rows with placeholders to `path`. Rows without findings are copied.
+    """Counts the findings. If `path` is given, writes the rows with placeholders to it; copies rows without findings.
 
     Returns: see `_Scan.report`.
-    Raises: FileRefused: a line cannot be read, so that it could not be written again; only with `path`.
+    Raises: FileRefused: `path` is given, and a line cannot be read, so it cannot be written.
     """
     scan = _Scan()
     with ExitStack() as stack:
@@ -58,7 +59,7 @@ class _Found:
 
 
 class _Scan:
-    """What was found in the lines so far. Values are kept as hashes, from which the placeholders' numbers follow."""
+    """The findings in the lines so far. Only hashes of values are kept; they determine the placeholders' numbers."""
 
     def __init__(self) -> None:
         self.num_unread_lines = 0
@@ -66,7 +67,7 @@ class _Scan:
         self._found: dict[str, _Found] = {}
         self._numbers: dict[bytes, int] = {}
         self._num_values: Counter[str] = Counter()
-        self._in_row: Counter[str] = Counter()  # by kind
+        self._in_row: Counter[str] = Counter()  # number of findings in the current row, by kind
 
     def read(self, line: Line) -> bytes:
         """Returns the line with placeholders. Raises: RowError: it is too long, or no JSON object."""
@@ -110,13 +111,16 @@ class _Scan:
         return value
 
     def _redacted_member(self, name: str, item: Any) -> Any:
-        """A keyword is a text. An object or list of the same name, such as a parameter `url` of a tool, has texts."""
+        """Keeps keywords of the API, which are strings.
+
+        An object or a list of the same name, such as the parameter `url` of a tool, is redacted.
+        """
         return item if name in _NOT_TEXT and isinstance(item, str) else self._redacted(item)
 
     def _redacted_text(self, text: str) -> str:
         encoded = text.encode()
         pieces: list[bytes] = []
-        copied = 0  # the bytes before it are in the pieces
+        copied = 0  # the bytes before this position are in `pieces`
         for begin, end, kind in _spans(encoded):
             self._in_row[kind] += 1
             pieces += (encoded[copied:begin], self._placeholder(kind, encoded[begin:end]))
@@ -133,7 +137,11 @@ class _Scan:
 
 
 def _spans(text: bytes) -> Iterator[tuple[int, int, str]]:
-    """Yields what is found, in order. Findings that overlap are one, of the kind of the first and longest of them."""
+    """Yields the start, end and kind of each finding, in order.
+
+    Overlapping findings are merged. The merged finding has the kind of the finding that begins first or, if several
+    begin there, of the longest of these.
+    """
     found = [
         (begin, -end, kind)
         for kind, recognisers in RECOGNISERS.items()

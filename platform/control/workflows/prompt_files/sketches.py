@@ -3,12 +3,13 @@
     body of a request ─┬─ normalised prompt ──> key: equal keys are an exact duplicate
                        └─ words ─> shingles ─> MinHash ──> bands: one equal band is a near duplicate
 
-The key covers all that the model reads: messages, prompt and tools. The bands cover the words of the prompt without
-its system messages: an application sends the same long ones with every request, which would make all requests similar.
+The key covers all that the model reads: messages, prompt and tools. The bands cover the words of the prompt without its
+system messages. An application sends the same long system messages with every request, so they would make all requests
+similar.
 
 Two prompts with Jaccard similarity s of their shingles have an equal band with probability 1 - (1 - s^12)^12: 98% for
 s = 0.9, 57% for 0.8, 15% for 0.7 and 0.3% for 0.5. No pair of prompts is compared directly, so a file in which all
-prompts are similar takes no longer than another one.
+prompts are similar takes no longer than any other file.
 
 Source: Broder 1997, "On the resemblance and containment of documents". FineWeb (arXiv:2406.17557) finds duplicates by
 equal bands alone, too.
@@ -38,7 +39,8 @@ _NOT_COMPARED = ("system", "developer")
 
 
 def prompt_key(body: Mapping[str, Any]) -> bytes:
-    """Identifies what the model reads. Ids, sampling settings and the amount of white space do not matter."""
+    """Returns a key of the text that the model reads. Ids, sampling settings and the amount of white space do not
+    matter."""
     messages = body.get("messages")
     read = {
         "messages": [_normalised_message(one) for one in messages] if isinstance(messages, list) else messages,
@@ -78,7 +80,8 @@ def prompt_bands(body: Mapping[str, Any]) -> list[int]:
     if not shingles:
         key = prompt_key(body)
         return [_hash(key + bytes([number])) for number in range(NUM_BANDS)]
-    # Its allocator reserves 1 GiB of addresses, or less below a limit, which `child.serve` must therefore set before.
+    # The allocator of this package reserves 1 GiB of address space, or less if the process has a limit. `child.serve`
+    # must therefore set the limit before this import.
     from rensa import RMinHash
 
     sketch = RMinHash(num_perm=NUM_BANDS * BAND_HASHES, seed=_SEED)
@@ -125,7 +128,8 @@ def _joined(messages: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _prompt_text(prompt: Any) -> str:
-    """A prompt is a text, or a list of texts, of token ids or of lists of token ids."""
+    """Returns the text of a prompt. Args: prompt: a string, or a list of strings, of token ids or of lists of token
+    ids."""
     return prompt if isinstance(prompt, str) else json.dumps(prompt)
 
 
@@ -170,7 +174,7 @@ Twins = dict[int, int]  # the position of a prompt in its file -> the position o
 
 
 def twins_within(sketches: Sketches) -> tuple[Twins, Twins]:
-    """Returns the prompts that are exact, and that are only near duplicates of an earlier prompt of the same file."""
+    """Returns the duplicates of earlier prompts of the same file: exact duplicates, and other near duplicates."""
 
     def repeated(values: Iterable[Any]) -> Iterator[tuple[int, int]]:
         first: dict[Any, int] = {}
@@ -184,7 +188,7 @@ def twins_within(sketches: Sketches) -> tuple[Twins, Twins]:
 
 
 def twins_across(sketches: Sketches, others: Sketches) -> tuple[Twins, Twins]:
-    """Returns the prompts that are exact, and that are only near duplicates of a prompt of `others`."""
+    """Returns the duplicates of prompts of `others`: exact duplicates, and other near duplicates."""
 
     def shared(values: Iterable[Any], other_values: Iterable[Any]) -> Iterator[tuple[int, int]]:
         first: dict[Any, int] = {}

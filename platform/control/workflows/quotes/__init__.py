@@ -1,1 +1,1 @@
-"""Quotes: estimates of what answers to a dataset, or a pipeline with its rows, will cost, and caps on that cost."""
+"""Quotes estimate the cost of a batch of a dataset's rows, or of a pipeline with these rows, and can cap this cost."""

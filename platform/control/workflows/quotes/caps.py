@@ -1,9 +1,8 @@
 """Pauses the training and evaluation jobs of pipelines at the cap of their quote, and resumes them.
 
-The unit of work between two checks is the time from one committed checkpoint to the next: `evaluate_every` steps of a
-training, one concurrency of an evaluation. A job is also checked before its child process starts. A paused job
-continues from its last checkpoint when the cap is raised or removed. `batches.caps` does the same for batches, shard by
-shard.
+The cap is checked at each committed checkpoint: in a training after every `evaluate_every` steps, in an evaluation
+after every concurrency. A job is also checked before its child process starts. A paused job continues from its last
+checkpoint when the cap is raised or removed. `batches.caps` does the same for batches, shard by shard.
 """
 
 from django.db.models import QuerySet

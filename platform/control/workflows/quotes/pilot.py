@@ -40,7 +40,10 @@ def pilot_rows_store(dataset: Dataset, *, quote_id: str) -> PilotRows:
 
 
 def pilot_start(dataset: Dataset, rows: PilotRows, *, quote_id: str) -> Batch:
-    """Starts the pilot as an ordinary batch, for which the organization pays. Raises: ApiError: 429, a quota."""
+    """Starts the pilot as an ordinary batch, for which the organization pays.
+
+    Raises: ApiError: 429, a quota is reached.
+    """
     assert dataset.base_model is not None, "a quote is for a dataset with a model"
     return batch_create(
         organization=dataset.organization,

@@ -14,7 +14,7 @@ from control.workflows.quotes.services import quote_cap_set, quote_create
 
 
 def create_from(organization: Organization, body: QuoteInput) -> Quote:
-    """Raises: ApiError: 400, an invalid pipeline; 404, no such dataset; otherwise as `quote_create`."""
+    """Raises: ApiError: 400, an invalid pipeline; 404, no such dataset; or as `quote_create`."""
     if body.pipeline is not None:
         _check_pipeline(body.pipeline, body.basis)
     return quote_create(

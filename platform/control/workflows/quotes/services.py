@@ -151,7 +151,7 @@ def _stages(quote: Quote, pilot: Batch, lengths: list[int]) -> list[dict[str, An
 def quote_cap_set(*, quote: Quote, nanousd: int | None) -> Quote:
     """Sets the cap; None removes it.
 
-    Effects: queues those paused batches and jobs again that are now below their caps.
+    Effects: resumes paused batches and jobs that are now below their caps.
     """
     Quote.objects.filter(pk=quote.pk).update(cap_nanousd=nanousd)
     quote.refresh_from_db()

@@ -1,15 +1,16 @@
 """Estimates the cost of each stage of a pipeline, and of its endpoint, from the pilot of a quote.
 
-    distil    tokens: the dataset's input, and the interval of the pilot's answers.
-              device time: between that of the pilot, and that of the pilot for every `pilot rows` of the dataset
-    train     device time: from that of the pilot (the model is loaded, and training stops early) to `max_seconds` and
-              the upper bound of distil. A pass over finished answers is not slower than generating them
+    distil    tokens: the input tokens of the dataset, and for each row an answer of the pilot's mean length.
+              device time: at least the pilot's, at most the pilot's x rows of the dataset / rows of the pilot
+    train     device time: at least the pilot's, if training stops soon after the model is loaded; at most `max_seconds`
+              + the upper bound of distil, because a pass over finished answers is not slower than generating them
     evaluate  device time: each of the three arms answers the held-out prompts once at each concurrency. Lower bound: an
-              engine is as fast as the pilot, and faster in proportion to a higher concurrency than the pilot's rows.
-              Upper bound: it is slower in proportion to a lower concurrency, and each arm takes as long to load
-    endpoint  device time: replicas x hours; an endpoint that sleeps costs less, and its tokens are not included
+              engine is as fast as the pilot or, if the concurrency exceeds the number of the pilot's rows, faster in
+              proportion. Upper bound: at a lower concurrency an engine is slower in proportion, and each arm
+              additionally takes the pilot's device time, for the loading of the model
+    endpoint  device time: replicas x hours. An endpoint that sleeps costs less. Tokens are not included
 
-If nothing better is known, the expected value is the middle of the interval; for training, it is `max_seconds` and the
+The expected device time of distil and evaluate is the middle of the interval; for train it is `max_seconds` + the
 pilot's device time. The pilot's device time includes the loading of the model, so its speed is a lower bound.
 """
 
@@ -44,7 +45,7 @@ class PilotFacts:
     """What the pilot measured."""
 
     num_rows: int
-    device_seconds: float  # of its last attempt
+    device_seconds: float  # device time of its last attempt
     device_kind: str
     hour_nanousd: int | None  # price of the device on which it ran; None: device time is free
     endpoint_hour_nanousd: int | None  # price of a device of this kind
@@ -125,7 +126,7 @@ def _evaluate_seconds(evaluation: dict[str, Any], pilot: PilotFacts, dataset: Da
 
 
 def _num_held_out(evaluation: dict[str, Any], dataset: DatasetFacts) -> int:
-    """Returns the stated number; otherwise a tenth of the rows, as a pipeline holds out."""
+    """Returns the stated number of held-out prompts; by default a tenth of the rows, as for a pipeline."""
     return evaluation["held_out"] or max(1, ceil(dataset.num_rows / 10))
 
 

@@ -13,7 +13,7 @@ from control.workflows.speculators.services import speculator_export, speculator
 
 
 def import_from(organization: Organization, body: ImportInput) -> Speculator:
-    """Raises: ApiError: 404, no such file or model; otherwise as `speculator_import`."""
+    """Raises: ApiError: 404, no such file or model; or as `speculator_import`."""
     return speculator_import(
         organization=organization,
         file=file_get(organization, body.file_id),

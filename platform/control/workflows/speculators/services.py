@@ -1,7 +1,7 @@
 """Exports speculators to files, imports them from files, and deletes them.
 
-Files are converted within the request, on this machine's disk. As nothing is computed, this takes about as long as
-copying the files, whose size is limited by `SLIPSTREAM_MAX_WEIGHTS_BYTES`.
+Files are converted within the request, on this machine's disk. Nothing is computed, so the conversion takes about as
+long as copying the files. `SLIPSTREAM_MAX_WEIGHTS_BYTES` limits their size.
 """
 
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def check_exportable(speculator: Speculator) -> None:
     413, it is too large."""
     if speculator.status != Status.READY:
         raise ApiError(409, f"Speculator {speculator.pk} is {speculator.status}.", "speculator_not_ready")
-    if speculator.base_speculator_id is not None:  # its draft vocabulary holds the tokens of another's answers
+    if speculator.base_speculator_id is not None:  # its draft vocabulary comes from another organization's answers
         message = f"Speculator {speculator.pk} is a base speculator, which cannot be exported."
         raise ApiError(409, message, "speculator_not_exportable")
     if speculator.target_revision != speculator.base_model.revision:

@@ -6,7 +6,7 @@ from tests.control.world import Bodies, Body, Ids, World
 
 
 def spend_cap(world: World) -> SpendCap:
-    """Returns a project's cap. An organization can have only one cap of its own, and a generated test creates it."""
+    """Returns a project's cap, because a generated test creates the only cap that the organization itself can have."""
     return spend_cap_create(organization=world.organization, project=world.project, nanousd=10**15)
 
 

@@ -125,7 +125,7 @@ def test_many_processes_that_count_and_report_at_once_report_a_threshold_once() 
     assert len(reported(organization)) == WebhookDelivery.objects.count() == 1
 
 
-def test_a_price_change_a_change_of_the_cap_and_a_second_statement_do_not_report_a_threshold_again(
+def test_changes_of_the_price_and_the_cap_and_a_second_request_do_not_report_a_threshold_again(
     client: Client, organization: Organization
 ) -> None:
     cap = SpendCap.objects.create(organization=organization, nanousd=10 * DOLLAR)
@@ -174,7 +174,7 @@ def test_late_usage_of_the_previous_month_counts_until_the_month_is_closed(
         assert len(reported(organization)) == num
 
 
-def test_a_threshold_that_was_stated_after_a_month_is_not_reported_for_it(
+def test_a_threshold_that_is_set_after_the_end_of_a_month_is_not_reported_for_that_month(
     client: Client, organization: Organization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spend(organization, 5)
@@ -238,7 +238,7 @@ def test_one_mail_goes_to_the_owners_and_billing_members_who_have_signed_in(
     add_member(organization, "read_only")
     add_member(organization, "owner", has_joined=False)
     add_member(make_organization(), "owner")
-    organization.name = "Acme\nBcc: all@example.com"  # not a header of the mail
+    organization.name = "Acme\nBcc: all@example.com"  # must not become a header of the mail
     organization.save()
     state(client, {"amount": 50})
     spend(organization, 60)

@@ -1,4 +1,4 @@
-"""The cost of device time is given back once, if an attempt failed for reasons of the service or the gate refused."""
+"""The cost of device time is credited once if an attempt failed for a reason of the service or the gate refused."""
 
 import datetime as dt
 import threading
@@ -133,7 +133,7 @@ def test_an_attempt_whose_machine_was_lost_is_credited_and_one_that_was_stopped_
     assert len(credits_of(job.pk)) == 1
 
 
-def test_operators_set_the_part_of_a_failed_attempt_that_is_given_back(
+def test_operators_set_the_part_of_the_cost_of_a_failed_attempt_that_is_credited(
     organization: Organization, configure: Any
 ) -> None:
     configure(credit_failed_percent=25)
@@ -163,7 +163,7 @@ def test_an_attempt_is_credited_once_whatever_the_reason(organization: Organizat
     assert spent_this_month(organization.pk, None) == 0
 
 
-def test_a_gate_that_refuses_gives_back_every_attempt_at_the_training(client: Client) -> None:
+def test_a_gate_that_refuses_a_speculator_credits_every_attempt_at_its_training(client: Client) -> None:
     pipeline = advance_to_stage("evaluate", make_pipeline(gate={"min_speedup": 9}))
     training, evaluation = pipeline.training_job_id or "", pipeline.evaluation_job_id or ""
     for sequence in ("1", "2"):
@@ -182,7 +182,7 @@ def test_a_gate_that_refuses_gives_back_every_attempt_at_the_training(client: Cl
 def test_a_pipeline_or_an_attempt_ends_only_together_with_its_credit(
     organization: Organization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process dies between the end and the credit: neither is in the database, and another process repeats both."""
+    """The process dies after the end and before the credit. Neither is stored, and another process repeats both."""
 
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -204,7 +204,7 @@ def test_a_pipeline_or_an_attempt_ends_only_together_with_its_credit(
     assert len(credits_of(pipeline.training_job.pk)) == 1
 
 
-def test_a_gate_that_passes_gives_nothing_back() -> None:
+def test_a_gate_that_passes_a_speculator_credits_nothing() -> None:
     pipeline = advance_to_stage("evaluate", make_pipeline())
     assert pipeline.training_job is not None
     use_hour(pipeline.organization, pipeline.training_job.pk)
@@ -213,7 +213,7 @@ def test_a_gate_that_passes_gives_nothing_back() -> None:
     assert credits_of(pipeline.training_job.pk) == []
 
 
-def test_credits_of_gates_end_at_the_limit_of_the_organization_for_the_month(configure: Any) -> None:
+def test_credits_for_refusals_by_gates_have_a_monthly_limit_for_each_organization(configure: Any) -> None:
     configure(credit_gate_limit=3.0)
     organization, given = make_organization(), []
     base_model = None
@@ -282,7 +282,7 @@ def test_of_many_threads_that_credit_the_same_attempt_one_succeeds() -> None:
     assert spent_this_month(organization.pk, None) == 0
 
 
-def test_a_job_that_succeeds_after_a_failed_attempt_costs_its_last_attempt(organization: Organization) -> None:
+def test_a_job_that_succeeds_after_a_failed_attempt_costs_only_its_last_attempt(organization: Organization) -> None:
     job = fail(FailureClass.INFRA, organization)
     end_backoff(job)
     held = claim(job)

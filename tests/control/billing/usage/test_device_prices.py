@@ -1,4 +1,4 @@
-"""Device time is charged at the hourly price that its kind of device then has, and counts towards spend caps."""
+"""Device time is charged at the hourly price of its kind of device at that time, and counts towards spend caps."""
 
 import datetime as dt
 from typing import Any

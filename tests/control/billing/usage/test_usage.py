@@ -1,4 +1,4 @@
-"""Usage and costs, in time buckets as OpenAI's API returns them."""
+"""Usage and costs are returned in time buckets, as in OpenAI's API."""
 
 import datetime as dt
 from itertools import pairwise

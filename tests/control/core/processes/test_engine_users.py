@@ -34,7 +34,7 @@ from control.core.settings.config import Config, get_config
 from workers.parent_death import dying_with_parent, kept_command, unprivileged
 
 ROOT = Path(__file__).resolve().parents[4]
-# Every user can run this interpreter, but perhaps not that of a virtual environment, which may lie in root's home.
+# Every user can run this interpreter. A virtual environment's interpreter may lie in root's home.
 PYTHON = "/usr/bin/python3"
 needs_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or not Path(PYTHON).exists(),
@@ -256,7 +256,7 @@ def test_an_engine_cannot_read_the_environment_of_its_parent_or_of_another_organ
     sleeper.communicate()
 
     assert report.values["read"] == []
-    assert own.values["read"] == [theirs], "the test cannot tell a hidden environment from a missing one"
+    assert own.values["read"] == [theirs], "no user can read this environment, so the check above proves nothing"
 
 
 @needs_root
@@ -273,7 +273,7 @@ def test_an_engine_reaches_only_the_files_of_its_organization(config: Config) ->
     make_readable(folders["deployments/a"], first)
     make_readable(folders["work/a"], first)
     make_writable(folders["work/a"] / "output", first)
-    engine_user(config, "org_1")  # as at each launch: hides newly added files from other users
+    engine_user(config, "org_1")  # each launch calls this, which hides new files from other users
     reads = [str(folder / "file") for folder in folders.values()]
     reads += [str(data_dir), str(data_dir / "models"), str(data_dir / "secret_key"), str(first.home)]
     writes = [str(folders["work/a"] / "output" / "result"), str(folders["work/a"] / "spec.json"), str(first.home / "x")]

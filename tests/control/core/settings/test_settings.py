@@ -39,7 +39,7 @@ def test_settings_are_read_from_the_environment_only(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["SLIPSTREAM_NODE_CACHE", "SLIPSTREAM_MAX_MODEL_COPIES_BYTES"])
-def test_the_limit_for_copies_of_models_has_also_the_name_of_earlier_releases(
+def test_the_limit_for_copies_of_models_can_also_be_set_by_its_name_in_earlier_releases(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "5000")

@@ -1,4 +1,4 @@
-"""Base speculators: publishing, use by organizations, withdrawal, and what stays with the publishing organization."""
+"""Operators publish base speculators for all organizations, and nothing of the publishing organization is shown."""
 
 import json
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ def base(original: Speculator) -> BaseSpeculator:
 def make_original(
     model: BaseModel, publisher: Organization, folder: Path, model_dir: Path, kind: str = "medusa"
 ) -> Speculator:
-    """A speculator whose row and files mention SECRET wherever a training may mention prompts, files or names."""
+    """Makes a speculator. Its database row and files contain SECRET wherever training may store customer data."""
     write_speculator(kind, folder, model_dir)
     (folder / "report.json").write_text(json.dumps({"validation_ids": [SECRET]}))
     (folder / "provenance.json").write_text(json.dumps({"data_sha256": SECRET, "target_revision": model.revision}))
@@ -154,7 +154,7 @@ def test_versions_are_counted_for_each_name_and_every_organization_lists_them(
     }  # fmt: skip
 
 
-def test_any_organization_deploys_evaluates_and_trains_from_it_and_sees_nothing_of_the_publisher(
+def test_any_organization_uses_a_base_speculator_and_sees_nothing_of_the_publisher(
     base: BaseSpeculator, organization: Organization, client: Client
 ) -> None:
     prompts = make_file(organization, [chat_row(f"row-{n}", content=f"prompt {n}") for n in range(20)])
@@ -232,7 +232,7 @@ def test_the_deletion_of_the_original_leaves_the_published_files(
     assert Artifact.read(Path(str(folder))).kind == "medusa"
 
 
-def test_the_deletion_of_a_use_leaves_the_files_to_all_others(
+def test_the_deletion_of_a_use_does_not_delete_the_files_of_the_base_speculator(
     base: BaseSpeculator, organization: Organization, client: Client, django_capture_on_commit_callbacks: Any
 ) -> None:
     use = base_speculator_use(organization=organization, base_speculator=base)
@@ -242,13 +242,13 @@ def test_the_deletion_of_a_use_leaves_the_files_to_all_others(
         assert client.delete(f"/v1/speculators/{use.pk}").status_code == 200
 
     assert get_storage().sizes(base.storage_prefix) == before != {}
-    # the previous release deletes what the row's own prefix names
+    # the previous release deletes all objects under the row's own prefix, so there must be none
     assert not get_storage().sizes(use.storage_prefix)
     assert not base.storage_prefix.startswith(use.storage_prefix)
     assert deploy(client, base)["speculator_id"] != use.pk
 
 
-def test_a_withdrawn_base_speculator_stays_with_those_who_use_it(
+def test_a_withdrawn_base_speculator_remains_available_to_organizations_that_use_it(
     base: BaseSpeculator, client: Client, other_organization: Organization, tmp_path: Path
 ) -> None:
     used = deploy(client, base)["speculator_id"]
@@ -279,7 +279,7 @@ def test_another_revision_tokenizer_or_template_is_refused(
         base_speculator_publish(speculator=original, name="general")
 
 
-def test_its_draft_vocabulary_cannot_be_exported(
+def test_the_draft_vocabulary_of_a_base_speculator_cannot_be_exported(
     base: BaseSpeculator, organization: Organization, client: Client
 ) -> None:
     use = base_speculator_use(organization=organization, base_speculator=base)

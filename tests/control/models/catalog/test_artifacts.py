@@ -18,7 +18,7 @@ from tests.control.models.catalog.test_folder import make_folder
 from tests.engine.server.live import wait_until
 
 NUM_FILES = 3
-# Appends the names of the files that it fetches to the file `fetched`. Before the last one, it waits for `go_on`.
+# Appends the name of each file that it fetches to the file `fetched`. Waits for the file `go_on` before the last one.
 PROGRAM = """
 import sys, time
 from pathlib import Path
@@ -134,7 +134,7 @@ def test_files_that_differ_from_those_in_storage_are_refused_and_leave_no_copy(
     assert artifact_folder("spc_1", "speculators/one").is_dir()
 
 
-def test_a_fetch_first_deletes_the_least_recently_used_copies_that_leave_no_room_for_it(
+def test_a_fetch_without_enough_room_first_deletes_the_least_recently_used_copies(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies = [make_copy(config, f"model-{age}", used_seconds_ago=age) for age in (5_000, 4_000)]
@@ -145,7 +145,7 @@ def test_a_fetch_first_deletes_the_least_recently_used_copies_that_leave_no_room
 
     assert [copy.exists() for copy in copies] == [False, True]
     set_used(folder, 9_000)
-    artifact_folder("spc_1", "speculators/one")  # is a use
+    artifact_folder("spc_1", "speculators/one")  # counts as a use
     make_copy(config, "model-9000", used_seconds_ago=9_000)
     model_copies_limit(get_config())
     assert folder.exists()

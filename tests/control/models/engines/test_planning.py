@@ -1,4 +1,4 @@
-"""Plans of an engine's memory: contradictory options, several kinds of devices, and models of unknown sizes."""
+"""An engine's memory is planned for each kind of device, and contradictory options are refused."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -319,7 +319,7 @@ def test_a_workload_on_a_cpu_needs_the_memory_that_the_engine_takes(model: BaseM
     assert memory_needed(EngineOptions(), workload)["cpu"] == sum(planned.parts.model_dump().values())
 
 
-def test_a_share_of_the_memory_needs_more_memory(model: BaseModel) -> None:
+def test_an_engine_that_may_use_half_of_the_memory_needs_a_device_with_twice_the_memory(model: BaseModel) -> None:
     workload = Workload(purpose=Purpose.BATCH, base_model=model)
     whole, half = (
         memory_needed(EngineOptions(max_context=512, memory_share=share), workload)["cpu"] for share in (1.0, 0.5)

@@ -21,11 +21,11 @@ def page(client: Client, path: str) -> str:
 
 
 def change_path(model: str, pk: object) -> str:
-    """The path of a row's page. The key is quoted as in the console's own links."""
+    """Returns the path of the page of a database row. The key is quoted as in the console's own links."""
     return reverse(f"admin:{model}_change", args=[quote(str(pk))])
 
 
 def press(client: Client, model: str, pk: object, button: str) -> int:
-    """Presses a button on the page of a row. Returns: the status code of the response."""
+    """Presses a button on the page of a database row. Returns: the status code of the response."""
     path = reverse(f"admin:{model}_{button}", args=[quote(str(pk))])
     return client.post(path, {"_form_submitted": "True"}).status_code  # the fields that unfold's dialog sends

@@ -39,7 +39,7 @@ pytestmark = [
 ]
 WIDTHS = (1280, 390)
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-# Selects the text of cells that are much higher than wide, because then each line has room for only a letter or two.
+# Returns the texts of cells that are much higher than wide. A line of such a cell has room for a letter or two.
 SQUEEZED = """
 return [...document.querySelectorAll("td, th")].filter((cell) => cell.offsetHeight > 4 * cell.offsetWidth)
     .map((cell) => cell.innerText.slice(0, 40)).filter((text) => text.length > 1)

@@ -1,4 +1,4 @@
-"""Pages of organizations, their limits and webhooks, the queue page, and the comparison of speculators."""
+"""Pages of organizations with their limits and webhooks, of the queue, of all devices and of compared speculators."""
 
 import datetime as dt
 import re
@@ -164,9 +164,7 @@ def test_the_pool_shows_which_job_holds_which_device_at_what_price(operator: Cli
     assert free == ["rack-1", "cuda:1", "H100", "37.3", "GB", "–", "–", "0", "%", "0", "%", "free"]
 
 
-def test_the_pool_shows_which_endpoint_holds_a_device_since_when_and_for_which_share(
-    operator: Client, settings: Settings
-) -> None:
+def test_the_pool_shows_which_endpoint_holds_a_device_and_for_how_long(operator: Client, settings: Settings) -> None:
     organization = make_organization("Acme")
     deployment = deployment_create(organization=organization, name="chat", base_model=make_base_model())
     state(settings, gpu(80), machine="rack-1")

@@ -1,4 +1,4 @@
-"""The content of /metrics, access to it, and metrics that processes share through a folder."""
+"""Tests the content of /metrics, who may read it, and metrics that processes share through a folder."""
 
 import http.server
 import os

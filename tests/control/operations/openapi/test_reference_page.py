@@ -1,6 +1,6 @@
-"""The reference page of the API at /docs: everything that it loads is served here and permitted by its policy.
+"""The reference page of the API at /docs loads only files of this server that the page's policy permits.
 
-tests/control/operations/console/test_browser.py opens it in a browser.
+tests/control/operations/console/test_browser.py opens the page in a browser.
 """
 
 from html.parser import HTMLParser

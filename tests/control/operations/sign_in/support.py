@@ -50,7 +50,7 @@ def link_in(message: Any) -> str:
 
 
 def code_of(secret: str) -> str:
-    """The present code of an authenticator app with this secret."""
+    """Returns the current code of an authenticator app with this secret."""
     return f"{totp(b32decode(secret)):06d}"
 
 

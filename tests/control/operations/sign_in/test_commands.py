@@ -1,4 +1,4 @@
-"""The commands with which operators help members who have lost a second factor, and change the secret key."""
+"""The commands with which operators remove a member's second factor and reencrypt the second factors of all members."""
 
 from io import StringIO
 from typing import Any

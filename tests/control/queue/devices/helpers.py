@@ -1,4 +1,4 @@
-"""States devices for the worker of this process."""
+"""Configures the stated devices of this process."""
 
 from typing import Any
 

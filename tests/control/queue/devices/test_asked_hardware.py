@@ -1,4 +1,4 @@
-"""A job that asks for a kind or model of device is claimed only with such a device, and says if there is none."""
+"""A job that asks for a kind or model of device is claimed only for such a device, and is blocked if there is none."""
 
 import pytest
 from django.test import Client

@@ -1,4 +1,4 @@
-"""A waiting job that no running worker can claim says why."""
+"""The API shows why no running worker can claim a waiting job."""
 
 import pytest
 from django.db import connection
@@ -34,7 +34,9 @@ def test_a_job_says_that_no_worker_is_running_until_one_has_registered(
     assert blocked(client, job.pk) is None
 
 
-def test_devices_that_are_no_longer_renewed_count_as_no_worker(client: Client, organization: Organization) -> None:
+def test_a_job_says_that_no_worker_is_running_if_all_devices_are_no_longer_renewed(
+    client: Client, organization: Organization
+) -> None:
     job = make_job(organization)
     devices_register()
     Device.objects.update(lease_until="2020-01-01T00:00:00Z")
@@ -87,7 +89,7 @@ def test_a_job_is_not_blocked_while_all_devices_that_fit_it_are_held(
     assert blocked(client, waiting.pk) is None
 
 
-def test_a_worker_without_stated_devices_blocks_nothing(
+def test_no_job_is_blocked_while_a_worker_without_stated_devices_runs(
     client: Client, organization: Organization, settings: Settings
 ) -> None:
     state(settings, cpu(1), machine="a")

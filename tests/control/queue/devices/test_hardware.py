@@ -1,4 +1,4 @@
-"""GET /v1/hardware lists the devices that are present, with memory, price, number and how many are free."""
+"""GET /v1/hardware lists the present devices with memory, price, total number and number of free devices."""
 
 from datetime import timedelta
 
@@ -83,7 +83,7 @@ def test_a_device_that_is_not_renewed_is_left_out(client: Client, settings: Sett
     assert numbers(client) == [(1, 1)]
 
 
-def test_the_configuration_completes_the_memory_and_price_that_a_worker_does_not_state(
+def test_if_a_worker_states_no_memory_and_price_they_come_from_the_configuration(
     client: Client, settings: Settings
 ) -> None:
     state(settings, device="cpu", device_memory_bytes={"cpu": 32 * GB}, price_per_gpu_hour=0.5)

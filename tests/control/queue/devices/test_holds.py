@@ -1,4 +1,4 @@
-"""The shares of the last hour and day for which devices were held by jobs and endpoints."""
+"""The time for which jobs and endpoints held a device is shown as a share of the last hour and of the last day."""
 
 import datetime as dt
 
@@ -32,7 +32,7 @@ def minutes_ago(minutes: float) -> dt.datetime:
 
 
 def claim_since(minutes: float) -> Claim:
-    """Claims the next job, as if that had happened some minutes ago."""
+    """Claims the next job, and moves the start of its device lease `minutes` into the past."""
     claim = job_claim_next(worker="worker")
     assert claim is not None
     DeviceLease.objects.update(since=minutes_ago(minutes))
@@ -40,13 +40,13 @@ def claim_since(minutes: float) -> Claim:
 
 
 def shares(device: Device) -> tuple[float, float]:
-    """Returns the shares of the last hour and day in percent."""
+    """Returns in percent for which shares of the last hour and day the device was held."""
     now = timezone.now()
     found = [held_shares([device], now=now, period=period).get(device.pk, 0.0) for period in (HOUR, DAY)]
     return round(100 * found[0]), round(100 * found[1])
 
 
-def test_a_device_that_nothing_has_held_has_no_share(device: Device) -> None:
+def test_a_device_that_was_never_held_has_shares_of_zero(device: Device) -> None:
     assert shares(device) == (0, 0)
 
 
@@ -71,7 +71,7 @@ def test_the_time_of_a_job_counts_while_it_runs_and_after_its_end(device: Device
     assert not DeviceLease.objects.exists()
 
 
-def test_the_time_of_a_lost_worker_counts_until_its_lease_expired_and_once(device: Device) -> None:
+def test_the_time_of_a_lost_worker_counts_once_until_its_lease_expired(device: Device) -> None:
     first = make_job(memory_needed={"cuda": GB})
     claim_since(30)
     expire_lease(first)

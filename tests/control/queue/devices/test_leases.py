@@ -31,12 +31,12 @@ pytestmark = pytest.mark.django_db
 
 
 def job_of(**gigabytes: int) -> Job:
-    """Queues a job that needs this memory of a device, by kind."""
+    """Queues a job. Args: gigabytes: the device memory that the job needs, by kind of device."""
     return make_job(memory_needed={kind: number * GB for kind, number in gigabytes.items()})
 
 
 def start(settings: Settings, *devices: object, machine: str = "here") -> None:
-    """Becomes a worker on this machine that offers these devices."""
+    """Registers this process as a worker that offers these devices of `machine`."""
     state(settings, *devices, machine=machine)  # type: ignore[arg-type]
     devices_register()
 

@@ -132,7 +132,7 @@ def test_a_waiting_job_says_what_holds_the_devices(
     assert "1 of at most 1 devices: 1 by endpoints (dep_1-0)" in blocked["message"]
 
 
-def test_a_replica_of_a_lost_machine_gets_a_device_of_another_one_at_the_limit(
+def test_a_replica_of_a_lost_machine_gets_a_device_of_another_machine_even_at_the_limit(
     settings: Settings, organization: Organization
 ) -> None:
     state(settings, gpu(80), machine="lost")

@@ -1,4 +1,4 @@
-"""Workers register the devices of their machine, and renew the rows with their heartbeat."""
+"""Workers register the devices of their machine, and renew the devices' rows with each heartbeat."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""The queue position of a job is the place at which workers claim it."""
+"""Workers claim jobs in the order of the jobs' queue positions."""
 
 import datetime as dt
 import random
@@ -30,7 +30,7 @@ def positions_of(organization: Organization) -> dict[str, int | None]:
 @pytest.mark.django_db
 @pytest.mark.parametrize("seed", range(12))
 def test_jobs_are_claimed_in_the_order_of_their_positions(seed: int) -> None:
-    """Random organizations with waiting, running and abandoned jobs, priorities, limits and used times."""
+    """The organizations have random worker time, and waiting, running and abandoned jobs of random priorities."""
     draw = random.Random(seed)
     organizations = [make_organization() for _ in range(draw.randint(1, 5))]
     for organization in organizations:
@@ -106,14 +106,14 @@ def test_positions_among_ten_thousand_jobs_take_two_queries() -> None:
     assert len([sql for sql in statements if sql.startswith("SELECT")]) == 2
     ordered = sorted(Job.objects.filter(organization=organizations[19]), key=lambda job: (-job.priority, job.pk))
     ranks = {job.pk: rank for rank, job in enumerate(ordered)}
-    others = NUM_JOBS // 40  # each of the other organizations has so many jobs, at levels below or above
+    others = NUM_JOBS // 40  # number of jobs of each other organization; their priorities do not matter
     for job in page:
         before = [min(ranks[job.pk] + (each.pk < organizations[19].pk), others) for each in organizations[:19]]
         assert job.queue_position == 1 + ranks[job.pk] + sum(before)
 
 
 @pytest.mark.django_db
-def test_a_priority_orders_the_jobs_of_its_organization_and_gains_no_turn_of_another_one() -> None:
+def test_a_priority_orders_the_jobs_of_its_organization_but_takes_no_turn_from_another_organization() -> None:
     organizations = [make_organization(), make_organization()]
     jobs: dict[str, tuple[int, str]] = {}
     for level in ("low", "normal", "high"):

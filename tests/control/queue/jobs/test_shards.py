@@ -1,4 +1,4 @@
-"""Commits of shards, and the search for poison rows, which crash the worker that computes them.
+"""Each shard is committed once, and the rows that crash the worker (poison rows) are found.
 
 Shards in progress at a crash are run one at a time afterwards. A shard that crashes its worker repeatedly is halved.
 """
@@ -47,7 +47,7 @@ def find_poison(job: Job, poison: set[int], *, limit: int = 200) -> tuple[set[in
                 found_rows.add(poison_shard.row_from)
                 commit(current_claim, poison_shard.shard_no)
         expire_lease(job)
-    raise AssertionError(f"not done after {limit} attempts: {ranges(job)}")
+    raise AssertionError(f"shards are left after {limit} attempts: {ranges(job)}")
 
 
 def commit(current_claim: Claim, shard_no: int) -> bool:

@@ -1,4 +1,4 @@
-"""Properties of the detector: rare false alarms on stationary noise, and an alarm soon after a drop."""
+"""The detector causes few false alarms on stationary noise, and an alarm soon after a drop."""
 
 import math
 import random
@@ -20,7 +20,7 @@ from control.serving.acceptance.detector import (
 )
 
 MEAN, DEVIATION, DRAFTS = 2.5, 0.15, 1_000.0
-MIN_AVERAGE_RUN = 10_000  # bins between two false alarms, which the module states
+MIN_AVERAGE_RUN = 10_000  # average number of bins between two false alarms, as stated in the detector's module
 UNITS = st.floats(2.0, MAX_Z)
 
 
@@ -39,7 +39,7 @@ def learned(values: Iterator[float]) -> Detector:
 
 
 def changes(detector: Detector, values: Iterable[float], num_drafts: float = DRAFTS) -> list[tuple[int, Change]]:
-    """Returns the changes with the number of the bin, from 1 on, that caused them."""
+    """Returns each change with the number of the bin that caused it. The first bin has the number 1."""
     found = []
     for number, value in enumerate(values, start=1):
         detector, change = observe(detector, value, num_drafts)

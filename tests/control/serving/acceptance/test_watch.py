@@ -61,7 +61,7 @@ def test_minutes_are_counted_once_when_two_workers_read_them(traffic: Traffic, m
     stale = Deployment.objects.select_related("acceptance_watch").get(pk=traffic.deployment.pk)
     assert services.acceptance_watch(deployment=stale) == [Change.DROPPED]
     stale = Deployment.objects.select_related("acceptance_watch").get(pk=traffic.deployment.pk)
-    stale.acceptance_watch.until -= dt.timedelta(minutes=6)  # as another worker read the row before the first wrote it
+    stale.acceptance_watch.until -= dt.timedelta(minutes=6)  # as read before the first worker wrote it
     stale.acceptance_watch.state, stale.acceptance_watch.statistic = "watching", 0.0
     assert services.acceptance_watch(deployment=stale) == []
     assert event_types(traffic.deployment) == ["acceptance.dropped"]

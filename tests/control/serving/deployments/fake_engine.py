@@ -338,7 +338,7 @@ def main() -> None:
         sys.path.insert(0, str(Path(__file__).parents[4]))
         from engine.server.tls import server_context  # needs the standard library only
 
-        # The thread of a connection makes the handshake, so that a client that sends nothing blocks no other one.
+        # The thread of a connection makes the handshake, so that a client that sends nothing blocks no other client.
         server.socket = server_context(text).wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     server.daemon_threads = True
     end = (lambda *_: None) if Handler.behaviour == "stubborn" else (lambda *_: os._exit(0))

@@ -66,7 +66,7 @@ def tick_until(supervisor: Supervisor, condition: Callable[[], bool], *, seconds
     while not condition():
         if time.monotonic() > deadline:
             rows = list(Deployment.objects.values("name", "state", "generation", "observed_generation", "error"))
-            pytest.fail(f"not within {seconds} s; the rows are {rows}")
+            pytest.fail(f"the condition was false for {seconds} s; the rows are {rows}")
         supervisor.tick()
         time.sleep(0.02)
 

@@ -12,7 +12,7 @@ from tests.control.serving.deployments.support import State, make_deployment, ma
 
 
 def test_the_files_of_a_base_speculator_are_copied_for_an_endpoint(supervisor: Supervisor, tmp_path: Path) -> None:
-    """The threads that copy files neither have a tenant nor see this test's transaction, so they may not query."""
+    """The threads that copy files neither have a tenant nor see this test's transaction, so they must not query."""
     model = make_served_model(tmp_path / "model")
     (tmp_path / "original").mkdir()
     (tmp_path / "original" / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""The cost so far of a deployment is that of the device time of its processes."""
+"""The cost so far of a deployment is the cost of its processes' device time."""
 
 import datetime as dt
 

@@ -122,7 +122,7 @@ def test_an_engine_sees_only_the_smallest_device_that_fits_and_gives_it_back(
     assert holders() == []
 
 
-def test_an_engine_does_not_look_for_the_second_of_the_devices_that_it_sees(
+def test_an_engine_that_sees_one_device_gets_the_device_option_without_an_index(
     started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
 ) -> None:
     settings.SLIPSTREAM = settings.SLIPSTREAM.model_copy(update={"device": "cuda:1"})
@@ -264,7 +264,7 @@ def test_the_next_supervisor_adopts_the_engine_with_its_device(
     assert seen_by(following, other) == f"CUDA_VISIBLE_DEVICES={1 - lease.device.index} device=auto"
 
 
-def test_a_supervisor_that_dies_after_the_lease_leaves_a_device_that_the_next_one_gives_to_the_same_replica(
+def test_the_next_supervisor_gives_the_device_that_a_killed_supervisor_leased_to_the_same_replica(
     started: list[Supervisor],
     settings: Settings,
     tmp_path: Path,
@@ -297,7 +297,7 @@ def test_a_supervisor_that_dies_after_the_lease_leaves_a_device_that_the_next_on
     assert EndpointLease.objects.get().fence == replica_of(deployment).fence
 
 
-def test_the_lease_of_a_replica_that_nobody_starts_here_any_more_ends(
+def test_the_lease_of_a_replica_that_now_runs_on_another_machine_ends_once_its_process_here_has_ended(
     started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
 ) -> None:
     """The replica was leased a device on this machine, and the supervisor of another machine started it there. A
@@ -326,7 +326,7 @@ def test_the_lease_of_a_replica_that_nobody_starts_here_any_more_ends(
     Replica.objects.update(pid=None, node="")
 
 
-def test_replicas_that_end_give_their_devices_back_one_by_one(
+def test_each_replica_that_ends_gives_back_only_its_own_device(
     started: list[Supervisor], settings: Settings, tmp_path: Path, model: BaseModel
 ) -> None:
     supervisor = start(started, settings, tmp_path, *(gpu(80, index=index) for index in range(3)))
@@ -355,7 +355,7 @@ def test_an_endpoint_is_charged_at_the_price_of_its_device(
     assert (line.device_kind, line.price_nanousd) == ("cuda", 2_500_000_000)
 
 
-def test_a_supervisor_without_stated_devices_leaves_the_devices_of_workers_to_them(
+def test_a_supervisor_without_stated_devices_does_not_use_the_devices_of_workers(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, db: None
 ) -> None:
     state(settings, gpu(80, index=6))
@@ -368,7 +368,7 @@ def test_a_supervisor_without_stated_devices_leaves_the_devices_of_workers_to_th
         device_for_engine(config, ending=["7"])
 
 
-def test_a_device_that_is_stated_for_leases_cannot_also_be_one_for_endpoints_only() -> None:
+def test_a_device_cannot_be_listed_both_in_devices_and_in_endpoint_devices() -> None:
     with pytest.raises(ValidationError, match="must not have a device in common"):
         Config(devices=(gpu(80, index=2),), endpoint_devices="1, 2")
 

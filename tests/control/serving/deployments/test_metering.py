@@ -1,5 +1,5 @@
 """The ledger records the device time of an endpoint exactly once, even if supervisors are killed, run at the same time,
-or find that a process has ended."""
+or report the end of a process twice."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -52,7 +52,9 @@ def test_the_device_time_of_a_running_process_is_recorded_once_per_interval(orga
     assert recorded_seconds(replica.deployment_id) == [pytest.approx(65, abs=2)]
 
 
-def test_a_process_without_a_leased_device_does_not_have_the_price_of_the_last_one(organization: Organization) -> None:
+def test_a_process_without_a_leased_device_does_not_keep_the_price_of_the_previous_device(
+    organization: Organization,
+) -> None:
     replica = launched(organization, seconds_ago=0)
     Replica.objects.filter(pk=replica.pk).update(device_kind="cuda", hour_nanousd=2_500_000_000)
 

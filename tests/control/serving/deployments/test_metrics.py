@@ -124,7 +124,7 @@ def test_counters_that_restart_at_zero_with_a_new_process_do_not_distort_the_dif
     sample(deployment, begin + dt.timedelta(minutes=2), requests=1)
     sample(deployment, begin + dt.timedelta(minutes=3), requests=6)
 
-    assert figures_since(deployment, begin).num_requests == 3 + 5  # requests to the first process, and to "one"
+    assert figures_since(deployment, begin).num_requests == 3 + 5  # to the first process, and to the process "one"
 
 
 def test_samples_are_kept_for_a_week(deployment: Deployment) -> None:

@@ -1,4 +1,4 @@
-"""Rules of the launcher `ray`, with a fake of the few calls of Ray. tests/workers/supervisor has a real cluster."""
+"""Tests the launcher `ray` with a fake of Ray's calls. tests/workers/supervisor tests it with a real cluster."""
 
 import signal
 import subprocess
@@ -60,7 +60,7 @@ class FakeActor:
 
 
 class FakeCluster:
-    """Gives a name to one actor at a time, as Ray does. An actor that is killed goes on while `is_slow` is set."""
+    """Gives a name to one actor at a time, as Ray does. While `is_slow` is set, `kill` has no effect."""
 
     def __init__(self) -> None:
         self.living: dict[str, FakeActor] = {}
@@ -85,7 +85,7 @@ class FakeCluster:
         return done({name: actor.id for name, actor in self.living.items()})
 
     def release_sigterm(self) -> None:
-        """No signal was taken over."""
+        """Does nothing, because this fake handles no signals."""
 
     def close(self) -> None:
         """Nothing to close."""
@@ -181,7 +181,7 @@ def test_an_engine_that_was_ended_for_hanging_is_not_adopted_while_its_actor_liv
     assert replica_of(deployment).process_started == "actor-2"
 
 
-def test_a_lost_actor_has_ended_but_a_cluster_that_does_not_answer_says_nothing(
+def test_an_engine_has_ended_if_its_actor_is_lost_but_not_if_the_cluster_does_not_answer(
     cluster: FakeCluster, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "RETRY_SECONDS", 0.0)
@@ -216,7 +216,7 @@ def test_the_end_of_an_engine_is_reported_with_its_log_and_frees_the_name(
     assert cluster.living == {}
 
 
-def test_strays_are_killed_but_not_what_others_may_be_about_to_record(
+def test_a_stray_engine_is_killed_unless_another_supervisor_may_be_about_to_record_it(
     cluster: FakeCluster, deployment: Deployment, tmp_path: Path
 ) -> None:
     launcher = launcher_of(cluster)
@@ -329,7 +329,9 @@ def test_a_supervisor_does_not_kill_an_actors_engine_on_its_own_machine(
     engines[ACTOR_NAME_VARIABLE].wait(timeout=10)
 
 
-def test_without_ray_only_a_supervisor_that_should_use_it_refuses_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_ray_only_a_supervisor_with_the_launcher_ray_refuses_to_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ray_calls, "find_spec", lambda _: None)
     Supervisor(get_config()).stop()
     with pytest.raises(ImproperlyConfigured, match=r"SLIPSTREAM_LAUNCHER=ray needs .*requirements-ray.txt"):

@@ -75,7 +75,7 @@ def real_deployment(supervisor: Supervisor, caller: Organization, settings: Sett
 
 @pytest.fixture(params=["fake engine", pytest.param("real engine", marks=pytest.mark.wide)])
 def each_deployment(request: pytest.FixtureRequest) -> Deployment:
-    """A ready deployment `fast` with a fake engine, and in `make test-wide` also one with a real engine."""
+    """A ready deployment `fast` with a fake engine. `make test-wide` repeats the test with a real engine."""
     is_real = request.param == "real engine"
     deployment: Deployment = request.getfixturevalue("real_deployment" if is_real else "deployment")
     return deployment

@@ -1,4 +1,4 @@
-"""Example objects and request bodies of gateway, for the tests that cover all routes."""
+"""Example objects and request bodies of the gateway, for the tests that cover all routes."""
 
 from tests.control.world import Bodies, Body, Ids
 

@@ -42,7 +42,7 @@ def sums() -> set[tuple[str, int, int]]:
     return set(UsageRecord.objects.values_list("organization_id", "requests", "input_tokens"))
 
 
-def test_the_usage_of_many_requests_is_written_with_as_many_queries_as_that_of_one_request(
+def test_the_usage_of_many_requests_is_written_with_as_many_queries_as_the_usage_of_one_request(
     organization: Organization,
 ) -> None:
     with CaptureQueriesContext(connection) as one:
@@ -54,7 +54,7 @@ def test_the_usage_of_many_requests_is_written_with_as_many_queries_as_that_of_o
     assert sums() == {(organization.pk, 101, 505)}
 
 
-def test_each_organizations_requests_are_counted_for_it(
+def test_requests_are_counted_for_the_organization_that_sent_them(
     organization: Organization, other_organization: Organization
 ) -> None:
     write([ended(organization), ended(other_organization), ended(organization)])
@@ -65,7 +65,7 @@ def test_each_organizations_requests_are_counted_for_it(
 def test_if_the_database_cannot_store_the_usage_of_one_organization_the_usage_of_others_is_not_lost(
     organization: Organization, other_organization: Organization
 ) -> None:
-    first, second = sorted([organization, other_organization], key=lambda one: one.pk)  # the order of writing
+    first, second = sorted([organization, other_organization], key=lambda one: one.pk)  # as `write` does
     too_many = replace(ended(first), tokens=Tokens(input=2**64))  # SQLite: OverflowError; PostgreSQL: DataError
 
     assert write([too_many, ended(second)]) == []

@@ -1,4 +1,4 @@
-"""The requests of a conversation go to the same replica, as long as this replica has not too many open requests."""
+"""The requests of a conversation go to the same replica unless this replica has too many open requests."""
 
 import json
 from collections import Counter
@@ -122,7 +122,7 @@ def test_conversations_that_begin_differently_have_different_openings() -> None:
 
 
 def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
-    """The limit depends on the free stack, of which writing a body needs more than reading it."""
+    """The limit depends on the free stack. Writing a body needs more stack than reading the body."""
     refused = [is_refused(b"[" * depth + b"]" * depth) for depth in range(900, 1000)]
 
     assert refused == sorted(refused)

@@ -49,7 +49,7 @@ def test_killed_engines_end_their_streams_with_an_error_and_are_started_again(
             for line in filter(None, response.iter_lines()):
                 before = num_tokens_of(events[-1]) if events else 0
                 events.append(json.loads(line.removeprefix("data: ")))
-                if before < 2 <= num_tokens_of(events[-1]):  # once: `linger` makes the engine pause after two tokens
+                if before < 2 <= num_tokens_of(events[-1]):  # once per stream: `linger` pauses after two tokens
                     begun.put(None)
         return events
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.wide
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    """Where gateways reach the two engines, which have the same token."""
+    """Yields the addresses of the two engines, which have the same token."""
     from tests.engine.openai.tool_model import make_tool_model  # imports torch
 
     folder = make_tool_model(tmp_path_factory.mktemp("model"))

@@ -1,4 +1,4 @@
-"""A replica refuses requests beyond its limit. The gateway then tries the other replicas before it refuses as well."""
+"""A replica refuses requests beyond its limit. The gateway tries the other replicas before it refuses the request."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -68,7 +68,7 @@ def events_of(response: httpx2.Response) -> list[str]:
 def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
+        assert time.monotonic() < deadline, f"the condition was false for {seconds} s"
         time.sleep(0.02)
 
 

@@ -79,7 +79,7 @@ def test_the_gateways_memory_stays_small_while_200_callers_do_not_read_their_str
                 for _ in range(NUM_SILENT):
                     silent = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
                     silent.sendall(request)
-                await asyncio.sleep(SILENT_SECONDS)  # in which the engine would send gigabytes
+                await asyncio.sleep(SILENT_SECONDS)  # the engine could send gigabytes in this time
                 return process.rss_bytes - before, await response(quiet, read(quiet, "/v1/deployments"))
 
     grown, (status, _) = async_to_sync(measure)()
@@ -122,7 +122,7 @@ def test_requests_during_an_outage_of_the_database_get_503_and_no_usage_of_open_
                     status, body = await response(address, request)
                     assert (status, b'"database_unavailable"' in body) == (503, True)
                 assert all(b"data: [DONE]" in end for end in await asyncio.gather(*streams))
-                await asyncio.sleep(0.5)  # in which the gateway tries to write their usage
+                await asyncio.sleep(0.5)  # meanwhile, the gateway tries to write their usage
             finally:
                 await sync_to_async(postgres_server().start)()
             await sync_to_async(close_connection)()

@@ -244,7 +244,7 @@ def test_a_request_that_fails_is_not_copied(
     wait_for(lambda: evidence_of(rollout)[Side.STABLE].num_failed == 1)
 
 
-def test_a_request_that_the_engine_refuses_says_nothing(
+def test_a_request_that_the_engine_refuses_is_not_counted_as_evidence(
     client: httpx2.Client, deployment: Deployment, rollout: Rollout
 ) -> None:
     assert post(client, chat("refuse")).status_code == 400

@@ -1,4 +1,4 @@
-"""Helpers for tests of rollouts: requests, changes of supervisors, and evidence, as gateways would add it."""
+"""Helpers for tests of rollouts. They send requests, and change rows as supervisors and gateways do."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ def start_rollout(
 
 
 def update_deployment(deployment: Deployment, **values: Any) -> Deployment:
-    """Changes the rows of a deployment and its replica as the supervisor does. Args: port: None: no process."""
+    """Changes the rows of a deployment and its replica as the supervisor does. Without a process, `port` is None."""
     if "port" in values:
         port = values.pop("port")
         process = {"port": port, "host": "127.0.0.1", "state": "provisioning" if port is None else "ready"}

@@ -14,13 +14,14 @@ LATENCY = Terms(
     min_requests=20, max_acceptance_drop=1.0, max_error_rate=1.0, first_token_seconds=0.5, inter_token_seconds=0.05
 )
 NUM_STREAMS = 200
-CHECKS = [*range(5, 100, 5), *range(100, 1000, 50), *range(1000, 3001, 200)]  # numbers of requests
+# The gates are checked after these numbers of requests.
+CHECKS = [*range(5, 100, 5), *range(100, 1000, 50), *range(1000, 3001, 200)]
 
 
 def evidence(
     num_requests: int = 1000, *, length: float = 2.0, num_failed: int = 0, num_equal: int = 0, num_different: int = 0
 ) -> Evidence:
-    """All requests have the same acceptance length."""
+    """Returns evidence of requests that all have the same acceptance length."""
     passes = Sums()
     for _ in range(num_requests):
         passes = passes.plus([1.0 / length])
@@ -51,7 +52,9 @@ def decision_of(candidate: Evidence, stable: Evidence, terms: Terms = TERMS, **o
         (Evidence(), Evidence(), "undecided"),
     ],
 )
-def test_acceptance_must_be_proven_and_errors_must_not(candidate: Evidence, stable: Evidence, expected: str) -> None:
+def test_a_promotion_needs_a_proven_acceptance_length_but_no_proven_error_rate(
+    candidate: Evidence, stable: Evidence, expected: str
+) -> None:
     assert decision_of(candidate, stable).code == expected
 
 
@@ -123,7 +126,7 @@ class Stream:
 
 
 def ever(seed: int, terms: Terms, candidate: Stream, stable: Stream, is_found: Callable[[Gate], bool]) -> bool:
-    """Whether a gate has the property at any of the checks."""
+    """Returns whether `is_found` is true of any gate at any of the checks."""
     return any(any(map(is_found, gates_of(candidate.extend_to(n), stable.extend_to(n), terms))) for n in CHECKS)
 
 

@@ -1,4 +1,4 @@
-"""The confidence sequences contain the mean at all times at once, with the stated probability."""
+"""With the stated probability, the intervals of a confidence sequence contain the mean at all times."""
 
 import random
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ def test_an_interval_for_a_mean_misses_it_at_any_time_in_at_most_alpha_of_the_st
     assert num_missed <= alpha * NUM_STREAMS
 
 
-def test_the_mean_of_numbers_that_vary_little_is_found_sooner_than_that_of_numbers_that_vary_much() -> None:
+def test_the_interval_for_a_mean_is_narrower_if_the_numbers_vary_less() -> None:
     narrow, wide = Sums(), Sums()
     for _ in range(1000):
         narrow, wide = narrow.plus([0.49, 0.51]), wide.plus([0.0, 1.0])

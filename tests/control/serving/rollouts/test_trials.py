@@ -1,4 +1,4 @@
-"""How evidence ends a rollout's trial in both modes and the time after its promotion, and what is signed."""
+"""Evidence decides a rollout's trial in both modes and the watch after its promotion, and the verdict is signed."""
 
 import datetime as dt
 from dataclasses import replace
@@ -33,7 +33,7 @@ from tests.control.serving.rollouts.support import (
 
 
 def finish_promotion(deployment: Deployment) -> None:
-    """The deployment has restarted with the new speculator."""
+    """Marks the deployment as restarted with the new speculator, as a supervisor does."""
     update_deployment(deployment, state=State.READY, port=3, observed_generation=2)
     rollouts_reconcile()
 
@@ -140,7 +140,7 @@ def test_one_different_answer_fails_a_shadow_rollout(
     client: Client, deployment: Deployment, new_speculator: Speculator
 ) -> None:
     made, canary = start_canary(client, deployment, new_speculator, mode="shadow")
-    assert {chosen_id(route_of(deployment)) for _ in range(100)} == {deployment.pk}, "no caller is answered by it"
+    assert {chosen_id(route_of(deployment)) for _ in range(100)} == {deployment.pk}, "the canary must answer no caller"
     add_better_canary(Rollout.objects.get())
     add_evidence(Rollout.objects.get(), Side.CANDIDATE, num_different=1)
     rollouts_reconcile()

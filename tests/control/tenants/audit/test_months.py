@@ -154,7 +154,7 @@ def change_export(**values: Any) -> object:
         pytest.param(lambda: AuditExport.objects.all()._raw_delete("default"), 1, False, id="an export"),
     ],
 )
-def test_the_database_refuses_every_deletion_but_that_of_a_whole_exported_month(
+def test_the_database_refuses_every_deletion_except_that_of_a_whole_exported_month(
     organization: Organization, statement: Callable[[], object], num_events: int, is_this_month: bool
 ) -> None:
     """The deletion is refused even if the statement comes from code that does not use the services."""

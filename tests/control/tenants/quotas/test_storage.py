@@ -175,7 +175,7 @@ def test_an_expired_upload_and_an_expired_file_free_their_bytes_once(
     assert usage_of(client) == parts()
 
 
-def test_at_the_storage_limit_a_capture_stops_and_states_the_reason_until_it_is_set_again(
+def test_at_the_storage_limit_a_capture_stops_and_states_the_reason_until_the_capture_is_set_again(
     client: Client, organization: Organization, deployment: Deployment
 ) -> None:
     body = {"prompt": "x" * 20}

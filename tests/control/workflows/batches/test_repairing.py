@@ -167,7 +167,7 @@ def test_new_answers_get_the_limit_and_a_longer_answer_gets_the_seed_of_the_cut_
     assert [row.get("earlier_attempts") for row in rows] == [None, 1, 1, 1, 1, None]
 
 
-def test_the_limit_replaces_both_names_of_the_limit() -> None:
+def test_the_token_limit_of_a_repair_replaces_max_tokens_and_max_completion_tokens() -> None:
     line = b'{"body":{"max_tokens":3,"max_completion_tokens":4,"seed":1}}\n'
 
     assert Rerun(earlier_attempts=2, max_tokens=9).applied_to(line) == (
@@ -280,7 +280,7 @@ def test_an_invalid_repair_is_refused(
     assert not old.resumptions.exists()
 
 
-def test_a_batch_that_runs_or_has_no_such_rows_or_whose_results_are_deleted_is_not_repaired(
+def test_a_batch_that_runs_or_has_no_rows_to_repair_or_no_stored_results_is_not_repaired(
     client: Client, organization: Organization, tmp_path: Path
 ) -> None:
     batch = make_batch(organization)

@@ -251,7 +251,7 @@ def test_a_batch_can_be_resumed_again_only_after_the_resumed_batch_has_ended_ear
     )
 
 
-def test_a_batch_of_a_model_that_is_gone_replaced_or_without_price_cannot_be_resumed(
+def test_a_batch_of_a_missing_replaced_or_unpriced_model_cannot_be_resumed(
     client: Client, organization: Organization, tmp_path: Path
 ) -> None:
     old = make_ended_batch(tmp_path, organization)

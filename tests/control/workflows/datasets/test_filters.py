@@ -1,4 +1,4 @@
-"""Filters: a new version of a dataset with the rows that pass, unchanged and in their order."""
+"""A filter makes a new version of a dataset with the rows that pass, unchanged and in their order."""
 
 import json
 from io import BytesIO
@@ -107,7 +107,7 @@ def test_a_prompt_that_is_sampled_stays_sampled_in_each_version_and_equal_prompt
 
 
 def test_the_share_of_a_split_is_sampled_independently_of_the_split(tmp_path: Path) -> None:
-    """If both used the same hash, a half of the lower half would be the whole of it."""
+    """If both used the same hash, sampling half of the split `train` would keep all of its rows."""
     shares = Shares(0, {"train": 0.5})
     prompts = [text for n in range(2000) if shares.split_of(prompt_key({"prompt": (text := f"q {n}")})) == "train"]
     path = tmp_path / "kept"
@@ -194,7 +194,9 @@ def test_a_pattern_on_which_a_backtracking_engine_would_hang_takes_no_time(
     assert made["num_rows"] == 2
 
 
-def test_strangers_and_datasets_with_bad_lines_are_refused(client: Client, organization: Organization) -> None:
+def test_other_organizations_and_datasets_with_bad_lines_are_refused(
+    client: Client, organization: Organization
+) -> None:
     source = make(client, organization, content_of(["a"]))
     assert filtered(client_of(make_organization("other")), source["id"], 404, rows=1)["code"] == "dataset_not_found"
     bad = make(client, organization, b"not json")

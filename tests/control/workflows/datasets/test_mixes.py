@@ -1,4 +1,4 @@
-"""Mixes: rows of several datasets in the proportion of their weights, the same bytes from the same recipe."""
+"""A mix has rows of several datasets in the proportion of their weights. The same recipe makes the same bytes."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Splits of datasets: each row is in one split, and in the same one in each version of the dataset."""
+"""Each row of a dataset is in at most one split, and a prompt is in the same split in each version of the dataset."""
 
 import json
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def test_each_row_is_in_one_split_and_a_prompt_stays_in_its_split_in_each_versio
             assert not prompts_in(lines) & prompts_in(other[another])
 
 
-def test_splits_have_their_shares_of_many_prompts_and_another_seed_gives_others() -> None:
+def test_splits_have_their_shares_of_many_prompts_and_another_seed_gives_other_splits() -> None:
     prompts = [f"question {number}" for number in range(2000)]
     splits = rows_of(prompts, shares={"a": 0.6, "b": 0.3})
     assert abs(len(splits["a"]) - 1200) < 120

@@ -1,4 +1,4 @@
-"""Versions of a dataset's name, and the names in place of ids."""
+"""Datasets with one name are numbered as versions, and a name with a version can replace an id."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

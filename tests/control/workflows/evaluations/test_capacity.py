@@ -1,4 +1,4 @@
-"""A capacity plan has the devices that the measured speeds imply, and says what was not measured."""
+"""A capacity plan states how many devices are needed at the measured speeds, and what was not measured."""
 
 from typing import Any
 
@@ -44,7 +44,8 @@ def test_a_plan_has_the_devices_and_costs_of_both_arms() -> None:
     made = plan(concurrency=1)
 
     plain, speculative = made.arms
-    # 20 requests of 100 tokens in a second, at half of 50 or 100 tokens per second of a device
+    # 20 requests per second of 100 tokens each need 2,000 tokens per second. At a utilisation of 0.5, a device makes
+    # 25 tokens per second without the speculator, and 50 with it.
     assert (plain.devices, speculative.devices) == (80, 40)
     assert (plain.cost_per_month, speculative.cost_per_month) == (80 * 730 * 2, 40 * 730 * 2)
     assert speculative.requests_per_second_per_device == 0.5
@@ -82,7 +83,7 @@ def test_the_default_is_the_highest_evaluated_concurrency_and_the_evaluated_leng
 @pytest.mark.parametrize(
     ("load", "param"), [({"concurrency": 4}, "concurrency"), ({"device_kind": "cpu"}, "device_kind")]
 )
-def test_what_was_not_evaluated_is_refused(load: dict[str, Any], param: str) -> None:
+def test_a_concurrency_or_device_kind_that_was_not_evaluated_is_refused(load: dict[str, Any], param: str) -> None:
     with pytest.raises(NotMeasuredError) as refused:
         plan(**load)
 
@@ -155,7 +156,7 @@ def test_an_impossible_query_is_refused(
     assert (response.json()["error"]["code"], response.json()["error"]["param"]) == (code, param)
 
 
-def test_an_unfinished_evaluation_and_that_of_another_organization_have_no_plan(
+def test_an_unfinished_evaluation_and_an_evaluation_of_another_organization_have_no_plan(
     client: Client, path: str, other_organization: Organization
 ) -> None:
     query = {"requests_per_second": "1"}

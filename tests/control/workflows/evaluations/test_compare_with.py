@@ -1,4 +1,4 @@
-"""Evaluations with further arms: which speculators a request may name, and what protects them."""
+"""Speculators that a request names as further arms cannot be deleted until the evaluation has ended."""
 
 import re
 from collections.abc import Callable

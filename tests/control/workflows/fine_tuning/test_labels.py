@@ -141,7 +141,7 @@ def test_a_repeated_attempt_stores_the_result_only_once(client: Client, training
     assert job.adapter == first
 
 
-def test_an_attempt_whose_adapter_was_stored_meanwhile_by_another_one_has_the_same_result(
+def test_if_two_attempts_store_an_adapter_at_once_both_return_the_adapter_that_was_stored_first(
     client: Client, training_file: File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attempt that has lost its lease saves the adapter while the next attempt stores its own."""
@@ -161,7 +161,7 @@ def test_an_attempt_whose_adapter_was_stored_meanwhile_by_another_one_has_the_sa
     assert job.adapter == second
 
 
-def test_a_deleted_adapter_leaves_its_job(client: Client, training_file: File, tmp_path: Path) -> None:
+def test_a_job_remains_when_its_adapter_is_deleted(client: Client, training_file: File, tmp_path: Path) -> None:
     job, claim = claimed(create(client, training_file))
     adapter = finish(job, claim, tmp_path / "result")
 
@@ -220,7 +220,7 @@ def test_any_checkpoint_can_become_an_adapter(client: Client, training_file: Fil
     assert (again.status_code, again.json()["error"]["code"]) == (409, "name_taken")
 
 
-def test_a_checkpoint_of_another_job_or_one_that_is_gone_is_not_found(
+def test_a_checkpoint_of_another_job_and_a_deleted_checkpoint_are_not_found(
     client: Client, training_file: File, tmp_path: Path
 ) -> None:
     job, claim = claimed(create(client, training_file))

@@ -1,4 +1,4 @@
-"""An invoice has each cent of the ledger once: by month, by line, and of the caller's own usage only."""
+"""Each cent of the ledger is on exactly one invoice, and an invoice shows only the caller's own usage."""
 
 import csv
 import datetime as dt
@@ -255,7 +255,7 @@ def test_a_month_is_closed_a_day_after_its_end() -> None:
 
 
 @pytest.mark.parametrize("month", ["2026-13", "2026-1", "2999-01", "october", "1969-12", "2026-00", "２０２６-01"])
-def test_a_text_that_is_no_month_or_a_month_to_come_has_no_invoice(client: Client, month: str) -> None:
+def test_an_invalid_month_and_a_future_month_have_no_invoice(client: Client, month: str) -> None:
     for path in (f"/v1/invoices/{month}", f"/v1/invoices/{month}/csv"):
         response = client.get(path)
         assert (response.status_code, response.json()["error"]["code"]) == (404, "invoice_not_found")

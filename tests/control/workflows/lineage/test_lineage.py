@@ -145,7 +145,7 @@ def test_the_lineage_of_a_deployment_leads_from_captured_requests_to_the_next_de
 
     found = lineage(client, chain.first.pk)
 
-    assert ids(found) == chain.ids - {chain.initial.pk}  # not made from the first deployment
+    assert ids(found) == chain.ids - {chain.initial.pk}  # the initial speculator is no descendant
     assert not ids(found) & other.ids
     edges = {(edge["source"], edge["target"]) for edge in found["edges"]}
     assert edges >= {
@@ -185,7 +185,7 @@ def test_ancestors_and_descendants_are_two_views_of_one_relation(client: Client,
     for identity, related in graphs.items():
         assert all(identity in graphs[other] for other in related), identity
     assert chain.initial.pk in graphs[chain.speculator.pk]
-    assert chain.answers.pk not in graphs[chain.speculator.pk]  # a sister, made from the same batch
+    assert chain.answers.pk not in graphs[chain.speculator.pk]  # made from the same batch, but not an ancestor
 
 
 def test_every_kind_has_links_and_every_column_exists(organization: Organization) -> None:
@@ -197,7 +197,7 @@ def test_every_kind_has_links_and_every_column_exists(organization: Organization
         assert str(kind.model().pk).startswith(kind.prefix)
 
 
-def test_deleted_objects_are_marked_and_known_ids_of_missing_rows_too(
+def test_deleted_objects_and_ids_of_missing_rows_are_marked_as_deleted(
     client: Client, organization: Organization
 ) -> None:
     chain = Chain(organization, make_base_model())
@@ -220,7 +220,7 @@ def test_deleted_objects_are_marked_and_known_ids_of_missing_rows_too(
 def test_ids_of_another_organization_or_project_are_not_found_and_never_shown(
     client: Client, organization: Organization, other_organization: Organization
 ) -> None:
-    """Also not if an own row names a foreign id, which only a fault of the service could cause."""
+    """Foreign ids stay hidden even if an own row names one, which only a fault of the service could cause."""
     own, foreign = Chain(organization, make_base_model()), Chain(other_organization, make_base_model())
     File.objects.filter(pk=own.captured.pk).update(made_from=foreign.first.pk)
     Batch.objects.filter(pk=own.batch.pk).update(resumed_from=foreign.batch)
@@ -257,7 +257,7 @@ def test_the_graph_is_limited_and_its_queries_do_not_grow_with_the_number_of_obj
     assert all(edge["source"] in ids(found) and edge["target"] in ids(found) for edge in found["edges"])
 
 
-def test_a_circle_of_rows_ends(client: Client, organization: Organization) -> None:
+def test_the_search_ends_if_rows_form_a_cycle(client: Client, organization: Organization) -> None:
     one, two = make_file(organization), make_file(organization)
     File.objects.filter(pk=one.pk).update(made_from=two.pk)
     File.objects.filter(pk=two.pk).update(made_from=one.pk)
@@ -314,12 +314,12 @@ def test_the_console_draws_the_lineage_of_files_speculators_and_deployments() ->
 
 
 def test_kinds_cover_the_tables_of_work(organization: Organization) -> None:
-    """A new table with a foreign key to a kind must become a kind, or be listed here because it makes nothing."""
+    """A new table with a foreign key to a kind must become a kind, or be in `others` if lineage leaves it out."""
     others = {
         *("captures.Capture", "captures.CapturedRequest", "deployments.DeploymentSample"),
         *("deployments.Deployment_adapters", "deployments.Replica", "devices.DeviceLease", "jobs.JobEvent"),
         *("jobs.JobShard", "pipelines.PipelineEvent", "quotes.Quote", "uploads.Upload"),
-        # the pipeline and the rollout of a round stand for it
+        # lineage shows the pipeline and the rollout of a round instead of the round
         *("acceptance.AcceptanceWatch", "loops.Loop", "loops.LoopRound", "rollouts.RolloutEvidence"),
     }
     kinds = {kind.model for kind in KINDS.values()}

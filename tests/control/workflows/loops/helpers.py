@@ -1,4 +1,4 @@
-"""Deployments with captured requests, and rounds whose steps end as workers and supervisors end them."""
+"""Makes deployments with captured requests, and advances rounds as workers and supervisors do."""
 
 import datetime as dt
 import json
@@ -102,7 +102,7 @@ def pipeline_of(of: LoopRound) -> Pipeline:
 
 
 def report(new: float, old: float, of: LoopRound) -> dict[str, Any]:
-    """Returns the report of an evaluation that compares the new speculator with the one that serves."""
+    """Returns the report of an evaluation that compares the new speculator with the serving speculator."""
     pipeline = pipeline_of(of)
     point = {"concurrency": 1, "speedup": 1.5, "acceptance_length": new, "tokens_per_second": 30.0}
     old_point = {"concurrency": 1, "acceptance_length": old, "tokens_per_second": 25.0}
@@ -140,7 +140,7 @@ def advance_to(status: str, of: LoopRound, *, new: float = 2.4, old: float = 1.8
 
 
 def decide_rollout(of: LoopRound, *, is_better: bool) -> Rollout:
-    """Lets canary and deployment answer requests, and the rollout decide. Args: is_better: whether the canary is."""
+    """Adds evidence for or against the canary, depending on `is_better`, and lets the rollout be decided."""
     rollout = Rollout.objects.get(loop_round=of)
     set_ready(rollout.canary, port=2)
     rollouts_reconcile()
@@ -165,7 +165,7 @@ def set_ready(deployment: Deployment, *, port: int, **values: Any) -> None:
 
 
 def spend(of: LoopRound, dollars: float) -> None:
-    """Records device time of the round's batch that costs so much."""
+    """Records device time of the round's batch, at a cost of `dollars`."""
     batch = Batch.objects.get(pk=pipeline_of(of).batch_id)
     spend_on(Subject.BATCH_TIME, batch.job_id, of, dollars)
 

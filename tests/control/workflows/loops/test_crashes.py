@@ -54,7 +54,7 @@ def killed_after(module: Any, name: str, monkeypatch: pytest.MonkeyPatch, call: 
             call()
 
 
-def test_a_kill_while_a_round_begins_leaves_no_half_round(
+def test_a_kill_while_a_round_begins_leaves_no_incomplete_round(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_loop(deployment)
@@ -124,7 +124,7 @@ def test_a_kill_while_the_switch_stops_a_round_leaves_it_running_or_stops_it_com
     assert (round_fresh(made).status, pipeline_of(made).status) == ("stopped", "cancelled")
 
 
-def test_of_two_workers_that_begin_a_round_at_once_one_does(deployment: Deployment) -> None:
+def test_of_two_workers_that_try_to_begin_a_round_one_succeeds(deployment: Deployment) -> None:
     loop = make_loop(deployment)
     drop_acceptance(deployment)
     stale = type(loop).objects.get(pk=loop.pk)

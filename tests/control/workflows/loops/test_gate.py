@@ -1,4 +1,4 @@
-"""The gate compares the new speculator with the one that serves, at the concurrency where it gains least."""
+"""The gate compares the new speculator with the serving one, at the concurrency at which the new one gains least."""
 
 import pytest
 

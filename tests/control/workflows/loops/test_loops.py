@@ -1,4 +1,4 @@
-"""The settings of loops: what requests check, which triggers begin a round, and what forbids or stops one."""
+"""The settings of a loop are checked. Triggers begin rounds, which the switch or a spent budget prevents or stops."""
 
 import datetime as dt
 from typing import Any
@@ -192,7 +192,7 @@ def test_a_drop_that_has_recovered_or_belongs_to_another_speculator_begins_no_ro
     assert begun() == []
 
 
-def test_a_schedule_begins_a_round_so_many_hours_after_the_last(deployment: Deployment) -> None:
+def test_a_schedule_begins_a_round_a_number_of_hours_after_the_last_round(deployment: Deployment) -> None:
     loop = make_loop(deployment, triggers={"every_hours": 3})
     assert begun() == []
     Loop.objects.filter(pk=loop.pk).update(created_at=timezone.now() - dt.timedelta(hours=3))
@@ -212,7 +212,7 @@ def test_newly_captured_requests_begin_a_round(deployment: Deployment) -> None:
     assert begun() == ["new_requests"]
 
 
-def test_rounds_keep_the_minimum_distance(deployment: Deployment) -> None:
+def test_rounds_begin_at_least_the_minimum_time_apart(deployment: Deployment) -> None:
     make_loop(deployment, triggers={"new_requests": 1}, limits={"min_seconds_between_rounds": 3 * 3600})
     capture_requests(deployment, 1)
     assert begun() == ["new_requests"]
@@ -230,7 +230,7 @@ def test_a_deployment_that_does_not_serve_begins_no_round(values: dict[str, str]
     assert begun() == []
 
 
-def test_a_spent_budget_refuses_a_round_and_says_so_once(client: Client, deployment: Deployment) -> None:
+def test_a_spent_budget_prevents_rounds_and_is_reported_once(client: Client, deployment: Deployment) -> None:
     made = advance(begin(deployment, limits={"monthly_budget": 1}))
     spend(made, 1.0)
     end_rounds()
@@ -266,7 +266,7 @@ def test_a_running_round_that_spends_the_budget_is_stopped(deployment: Deploymen
 
 
 @pytest.mark.parametrize("status", ["capturing", "distilling", "training", "evaluating", "rolling_out"])
-def test_the_switch_stops_the_running_round_and_begins_no_other(
+def test_disabling_a_loop_stops_the_running_round_and_prevents_further_rounds(
     status: str, client: Client, deployment: Deployment
 ) -> None:
     made = begin(deployment)

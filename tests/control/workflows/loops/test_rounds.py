@@ -50,7 +50,9 @@ def deployment(organization: Organization) -> Deployment:
     return make_deployment(organization)
 
 
-def test_a_drop_leads_to_a_promoted_speculator_that_continues_from_the_one_that_served(deployment: Deployment) -> None:
+def test_a_drop_leads_to_a_promoted_speculator_that_continues_from_the_previous_speculator(
+    deployment: Deployment,
+) -> None:
     old = deployment.speculator
     assert old is not None
     made = begin(
@@ -119,7 +121,7 @@ def test_a_speculator_that_the_gate_of_the_pipeline_refuses_is_not_rolled_out(de
     assert not Rollout.objects.exists()
 
 
-def test_a_rollout_that_goes_back_rolls_the_round_back(deployment: Deployment) -> None:
+def test_a_rollout_that_is_rolled_back_rolls_the_round_back(deployment: Deployment) -> None:
     made = advance_to("rolling_out", begin(deployment))
     decide_rollout(made, is_better=False)
     made = advance(made)
@@ -183,7 +185,7 @@ def captured_ids(file: File) -> set[str]:
         return {json.loads(line)["custom_id"] for line in source if line.strip()}
 
 
-def test_a_round_uses_the_hardware_of_the_deployment_and_waits_while_there_is_none(
+def test_a_round_uses_the_hardware_of_the_deployment_and_waits_while_this_hardware_is_missing(
     deployment: Deployment, settings: Settings
 ) -> None:
     Deployment.objects.update(hardware="L4")
@@ -226,7 +228,7 @@ def test_a_round_stops_with_its_deployment(end: Any, deployment: Deployment) -> 
     assert pipeline_of(made).status == "cancelled"
 
 
-def test_a_deployment_that_the_customer_gave_another_speculator_keeps_it(deployment: Deployment) -> None:
+def test_a_speculator_that_the_customer_sets_during_a_round_is_kept(deployment: Deployment) -> None:
     made = advance_to("evaluating", begin(deployment))
     other = make_speculator(deployment.base_model, deployment.organization, name="by hand")
     deployment_update(deployment=deployment, speculator=other)
@@ -274,7 +276,7 @@ def test_a_deployment_without_a_speculator_gets_its_first_one(deployment: Deploy
 
 
 def test_a_report_without_the_speculator_that_serves_fails_the_round(deployment: Deployment) -> None:
-    """A worker of an earlier release, beside which this one runs during an upgrade, does not compare."""
+    """During an upgrade, a worker of an earlier release may run the evaluation. It does not compare speculators."""
     made = advance_to("evaluating", begin(deployment))
     end_evaluation(pipeline_of(made))
     made = advance(made)

@@ -1,4 +1,4 @@
-"""An organization with a row in every table and an object under every storage key, and what is left of it."""
+"""Gives an organization a row in every table and an object under every storage key, and lists what is stored."""
 
 import datetime as dt
 from collections.abc import Iterator

@@ -129,7 +129,7 @@ def test_the_ledger_and_the_record_of_the_deletion_are_kept_without_personal_dat
 
 
 def test_an_erasure_whose_process_dies_after_each_step_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every process makes one step of one row or object, and dies before the next."""
+    """Each process erases one row or one object in a single step, and dies before the next step."""
     organization = make_organization()
     fill(organization)
     for number in range(5):

@@ -155,7 +155,7 @@ def test_an_export_has_captured_requests_in_the_clear_and_no_secrets_or_other_or
     assert [name for name in secrets if f'"{name}"' in whole] == []
 
 
-def test_an_archive_of_many_small_parts_written_by_processes_that_die_is_the_same(
+def test_an_archive_that_dying_processes_write_in_many_small_parts_has_the_same_content(
     client: Client, organization: Organization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts end in the middle of objects. Every second process dies after it has stored its part."""
@@ -252,7 +252,7 @@ def test_a_range_continues_an_interrupted_download(client: Client, organization:
         assert (rest.status_code, b"".join(rest)) == (206, whole[start:])
 
 
-def test_an_organization_has_one_export_at_a_time_and_a_deleted_one_leaves_nothing(
+def test_an_organization_has_one_export_at_a_time_and_a_deleted_export_leaves_nothing(
     client: Client, organization: Organization
 ) -> None:
     created = client.post("/v1/organization/exports")

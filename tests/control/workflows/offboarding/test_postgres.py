@@ -30,7 +30,7 @@ def test_postgresql_protects_the_audit_log_of_an_organization_that_is_not_due_an
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("own_data_dir")
-def test_sqlite_protects_them_too() -> None:
+def test_sqlite_protects_the_audit_log_and_the_record_of_an_erasure_too() -> None:
     check_protection()
 
 

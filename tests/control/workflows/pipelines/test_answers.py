@@ -44,7 +44,7 @@ def body(organization: Organization, base_model: BaseModel) -> dict[str, Any]:
     return {"model": base_model.name, "prompts_file": logs.pk, "answers": "file"}
 
 
-def test_it_starts_with_training_on_the_given_answers_without_those_that_are_held_out(
+def test_a_pipeline_starts_with_training_on_the_given_answers_that_are_not_held_out(
     client: Client, body: dict[str, Any]
 ) -> None:
     made = create(client, **body, held_out=4)
@@ -69,7 +69,7 @@ def test_it_starts_with_training_on_the_given_answers_without_those_that_are_hel
         assert b"answer" not in source.read()  # workers that evaluate do not see the given answers
 
 
-def test_the_later_stages_are_those_of_any_pipeline_and_a_cancelled_training_is_resumed(
+def test_the_later_stages_are_the_same_as_in_other_pipelines_and_a_cancelled_training_is_resumed(
     client: Client, body: dict[str, Any]
 ) -> None:
     pipeline = Pipeline.objects.get(pk=create(client, **body)["id"])

@@ -57,7 +57,7 @@ def test_dropping_leaves_no_contaminated_row_and_only_drops_contaminated_rows(
     assert (again["exact"]["num_rows"], again["near"]["num_rows"]) == (0, 0)
     assert again["num_prompts"] == len(training) - len(lines)
     assert report["exact"]["num_rows"] + report["near"]["num_rows"] == len(lines)
-    for number in lines:  # each dropped row alone is contaminated
+    for number in lines:  # each dropped row is contaminated even without the other rows
         alone = compare_prompts(io.BytesIO(content_of([training[number - 1]])), **paths)
         assert alone["exact"]["num_rows"] + alone["near"]["num_rows"] == 1
 

@@ -38,7 +38,7 @@ def content_of(texts: list[str], **members: Any) -> bytes:
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(TEXTS, max_size=8))
-def test_a_redacted_file_has_no_value_and_all_else_and_a_second_scan_finds_nothing(
+def test_redaction_removes_every_sensitive_value_and_nothing_else_and_a_second_scan_finds_none(
     tmp_path: Path, texts: list[str]
 ) -> None:
     content = content_of(texts)
@@ -55,7 +55,7 @@ def test_a_redacted_file_has_no_value_and_all_else_and_a_second_scan_finds_nothi
         assert new["custom_id"] == old["custom_id"]
 
 
-def test_only_texts_are_keywords_so_an_object_of_the_same_name_is_redacted(tmp_path: Path) -> None:
+def test_an_object_that_has_the_name_of_a_keyword_is_redacted(tmp_path: Path) -> None:
     parameters = {"type": "object", "properties": {"url": {"type": "string", "description": f"ask {ANN}"}}}
     content = content_of(["a"], tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}])
 
@@ -85,11 +85,10 @@ def test_a_value_has_the_same_placeholder_in_the_whole_file(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("see postgres://ann:hunter2@db.example.com/x", "see postgres://ann:<EMAIL_1>/x"),  # begin together
-        (
-            "see postgres://u:p~ann@example.com/x",
-            "see postgres://u:<PASSWORD_IN_URL_1>/x",
-        ),  # each has a part of its own
+        # The password and the mail address begin at the same character.
+        ("see postgres://ann:hunter2@db.example.com/x", "see postgres://ann:<EMAIL_1>/x"),
+        # The password begins before the mail address and ends within the address.
+        ("see postgres://u:p~ann@example.com/x", "see postgres://u:<PASSWORD_IN_URL_1>/x"),
     ],
 )
 def test_findings_that_overlap_are_replaced_together(text: str, expected: str, tmp_path: Path) -> None:

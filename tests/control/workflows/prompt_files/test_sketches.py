@@ -91,7 +91,7 @@ def test_a_message_that_the_batch_will_refuse_is_sketched_without_an_error(messa
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(PROMPTS, max_size=5), st.lists(PROMPTS, max_size=5))
-def test_of_two_files_each_finds_the_other_and_a_file_finds_what_its_halves_find(
+def test_duplicates_across_files_and_within_a_file_agree_with_comparisons_of_each_single_prompt(
     ours: list[str], theirs: list[str]
 ) -> None:
     left, right = sketches_of(*map(chat, ours)), sketches_of(*map(chat, theirs))

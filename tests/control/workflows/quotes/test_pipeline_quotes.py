@@ -1,4 +1,4 @@
-"""A quote of a pipeline has a line for each stage, which says what it rests on, and its cap covers all stages."""
+"""A quote of a pipeline estimates each stage and states the basis of the estimate. Its cap covers all stages."""
 
 import datetime as dt
 from typing import Any
@@ -98,7 +98,7 @@ def test_a_quote_of_a_pipeline_has_a_line_for_each_stage_and_adds_them_up(
     assert list(stages) == ["distil", "train", "evaluate", "endpoint"]
     tokens = (INPUT_TOKENS * 500 + 20 * NUM_ROWS * 2000) / 1e9
     distil = stages["distil"]
-    # 12 seconds for 3 rows: from 12 seconds to 400 seconds for 100 rows
+    # The pilot took 12 seconds for 3 rows, so 100 rows take between 12 seconds and 12 * 100 / 3 = 400 seconds.
     assert (distil["device_seconds_low"], distil["device_seconds"], distil["device_seconds_high"]) == (12, 206, 400)
     assert distil["cost"]["value"] == pytest.approx(tokens + 0.206)
     assert "pilot of 3 rows: 12.0 s of device time" in distil["rests_on"]
@@ -133,9 +133,10 @@ def test_an_evaluation_is_estimated_between_a_speed_that_rises_with_the_concurre
     (line,) = (each for each in estimate_stages(work, pilot, dataset) if each["name"] == "evaluate")
 
     low, expected, high = line["device_seconds"]
-    # 5 prompts: at best 10 tokens each, as fast as the pilot at concurrency 1 and twice as fast at concurrency 8
+    # At best, each of the 5 answers has 10 tokens. The speed equals the pilot's at concurrency 1 and doubles at 8.
     assert low == pytest.approx(3 * (5 * 10 / 10 + 5 * 10 / 20))
-    # at worst 30 tokens each, a quarter of the speed at concurrency 1, and each arm is loaded
+    # At worst, each answer has 30 tokens. The speed is a quarter of the pilot's at concurrency 1 and equals it at 8. In
+    # addition, each arm takes 8 seconds to load.
     assert high == pytest.approx(3 * (5 * 30 / 2.5 + 5 * 30 / 10 + 8))
     assert expected == pytest.approx((low + high) / 2)
     assert line["nanousd"] == [round(each * DOLLAR) for each in (low, expected, high)]

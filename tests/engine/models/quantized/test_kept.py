@@ -1,4 +1,4 @@
-"""Quantized weights keep their format if a kernel multiplies with it. Drafts and adapters work with such weights."""
+"""Quantized weights keep their format if a kernel supports the format. Drafts and adapters work with such weights."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""MXFP4 checkpoints of gpt-oss are widened to the same bits as by transformers; invalid ones are refused."""
+"""The engine widens MXFP4 checkpoints of gpt-oss to the same bits as transformers, and refuses invalid checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path

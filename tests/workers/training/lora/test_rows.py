@@ -1,4 +1,4 @@
-"""Tests of reading labelled rows: what has a loss, and the errors that name a line."""
+"""Tests of reading labelled rows: the tokens that have a loss, and the errors that name a line."""
 
 import shutil
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What the page of an object begins with: the figures, progress and text for which a customer opens the page."""
+"""The top of an object's page: the figures, progress and text for which a customer opens the page."""

@@ -29,9 +29,9 @@ _SENTENCES = {
 
 
 def batch_opening(request: HttpRequest, row: Batch, *, is_active: bool) -> SafeString:
-    """Answers are contents of customers' files, which the console shows to members only.
+    """Renders the opening. Only members see the answers, because these are contents of customers' files.
 
-    Args: row: with the annotations of `with_progress`.
+    Args: row: a batch with the annotations of `with_progress`.
     """
     is_member = member_of(request) is not None
     completed, failed = (row.shards_completed, row.shards_failed) if is_active else (row.completed, row.failed)  # type: ignore[attr-defined]  # annotated
@@ -52,7 +52,7 @@ def batch_opening(request: HttpRequest, row: Batch, *, is_active: bool) -> SafeS
 
 
 def _note(row: Batch) -> str:
-    """Why the batch waits, or how long it will take."""
+    """Says why the batch waits, or how long it will take."""
     job = row.job
     waiting_described([job])
     if reason := why_not_running(job):

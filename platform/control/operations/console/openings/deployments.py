@@ -58,7 +58,10 @@ def deployment_opening(request: HttpRequest, row: Deployment) -> SafeString:
 
 
 def _figures(row: Deployment) -> Mapping[float, PeriodFigures]:
-    """The figures of each of the last minutes, oldest first. Keys: minutes from the end of the present one, below 0."""
+    """Returns the figures of each of the last minutes, oldest first.
+
+    A key counts minutes from the end of the present minute, so it is negative.
+    """
     minute = WIDTHS["1m"]
     end = timezone.now().astimezone(dt.UTC).replace(second=0, microsecond=0) + dt.timedelta(minutes=1)
     window = Window(start=end - dt.timedelta(hours=CHARTED_HOURS), end=end, width=minute)
@@ -83,7 +86,7 @@ def _charts(row: Deployment, by_minute: Mapping[float, PeriodFigures]) -> SafeSt
 
 
 def _replica_table(row: Deployment, replicas: list[Replica]) -> SafeString:
-    """The replicas without the facts about the service's machines, which only operators see."""
+    """Lists the replicas without facts about the service's machines, because only operators see such facts."""
     lines = [
         (replica.number, replica.state, replica.num_open, replica.healthy_at or "–") for replica in replicas
     ]  # fmt: skip

@@ -36,7 +36,7 @@ class _Step:
     status: str
     time: str  # how long the stage took or has taken; empty if it has not begun
     progress: str
-    note: str  # why or how long the stage goes on; may be empty
+    note: str  # why the stage waits, or how long it will take; may be empty
 
 
 def pipeline_opening(pipeline: Pipeline) -> SafeString:
@@ -88,7 +88,7 @@ def _note(job: Job) -> str:
 
 
 def _next(pipeline: Pipeline) -> str:
-    """What the pipeline does after its present stage; empty if it has ended."""
+    """Says what the pipeline does after its present stage; empty if the pipeline has ended."""
     if pipeline.status in (Status.DEPLOYING, *_ENDS):
         return "The pipeline is live as soon as the deployment is ready." if pipeline.status == Status.DEPLOYING else ""
     gate = Gate.model_validate(pipeline.gate)

@@ -20,7 +20,7 @@ _ARMS = (("plain", "plain decoding"), ("suffix", "suffix decoding alone"), ("spe
 
 
 def speculator_opening(request: HttpRequest, row: Speculator, *, can_deploy: bool) -> SafeString:
-    """Examples contain text of customers' files, which the console shows to members only."""
+    """Renders the opening. Only members see the examples, because these contain text of customers' files."""
     pipeline = None if row.status == Speculator.Status.READY else _pipeline(row)
     job, points = _job_in_progress(row, pipeline), row.report.get("concurrencies") or []
     context = {
@@ -52,7 +52,8 @@ def _pipeline(row: Speculator) -> Pipeline | None:
 
 
 def _speed(measured: Iterable[Mapping[str, Any]]) -> SafeString | str:
-    """The plot of answer tokens per second over concurrency. Points of the speculator's line show its speedup."""
+    """Plots answer tokens per second over concurrency. The points of the speculator's line are labelled with its
+    speedup."""
     points = sorted(measured, key=lambda point: point["concurrency"])
     series = []
     for arm, title in _ARMS:
@@ -68,6 +69,6 @@ def _speed(measured: Iterable[Mapping[str, Any]]) -> SafeString | str:
 
 
 def _positions(report: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """For each position in the draft, from 1, the percentage of passes that accepted this position."""
+    """Returns, for each position in the draft (from 1), the percentage of passes that accepted the position."""
     rates = report.get("acceptance_rate_per_position") or []
     return [(place, 100.0 * rate) for place, rate in enumerate(rates, start=1)]

@@ -236,7 +236,7 @@ class UserAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg,misc]  # 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """Refuses members before the user is looked up, because Django would redirect if there is no such user."""
+        """Refuses members before the user is looked up, because Django redirects if the user does not exist."""
         if member_of(request) is not None:
             raise PermissionDenied
         return super().history_view(request, object_id, extra_context)

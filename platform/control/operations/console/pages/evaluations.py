@@ -134,7 +134,7 @@ def _capacity_lines(row: Evaluation) -> Iterable[Iterable[object]]:
 
 
 def _titles(row: Evaluation) -> dict[str, SafeString | str]:
-    """Returns what the tables call each arm. Drafters without a speculator have only a name."""
+    """Returns the title of each arm in the tables: a link to its speculator, or the drafter's name."""
     names = [arm["name"] for arm in row.job.result["arms"]]
     speculators = Speculator.objects.filter(organization=row.organization).in_bulk(names)
     titles = {"none": "plain decoding", "suffix": "suffix decoding alone"}

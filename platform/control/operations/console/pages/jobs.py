@@ -105,7 +105,7 @@ class JobAdmin(RowsAdmin):
     @admin.display(description="charts, by step")
     @read_once
     def curves(self, row: Job) -> SafeString:
-        """Charts of the metrics at committed checkpoints. For a step that was repeated, the latest metrics count."""
+        """Draws charts of the metrics at committed checkpoints. A repeated step appears with its latest metrics."""
         events = job_events(row).filter(type="checkpoint_committed").order_by("-seq")[:MAX_POINTS]
         by_step = {event.data["step"]: event.data.get("metrics") or {} for event in reversed(events)}
         return charts(f"{row.pk}-curves", lines_of(sorted(by_step.items()), CHARTED), unit="steps")

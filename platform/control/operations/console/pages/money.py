@@ -112,7 +112,7 @@ class QuoteAdmin(FormAdmin):
     ]  # fmt: skip
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Quote | None:
-        """Completes the quote first if its pilot has ended, as the API does."""
+        """Completes the quote if its pilot has ended, as the API does when it returns a quote."""
         row: Quote | None = super().get_object(request, object_id, from_field)
         return None if row is None else quote_settle(quote=row)
 

@@ -94,7 +94,7 @@ class OrganizationAdmin(CreatableAdmin):
 
     @admin.display
     def invoices(self, row: Organization) -> SafeString:
-        """Links to the files of the latest months, newest first, back to the month in which the row was created."""
+        """Links to the latest monthly invoices, newest first, back to the month in which the row was created."""
         month, lines = month_of(timezone.now()), list[tuple[object, str]]()
         while len(lines) < INVOICE_MONTHS and month >= month_of(row.created_at):
             name = f"{month:%Y-%m}"

@@ -201,7 +201,10 @@ class SpeculatorAdmin(FormAdmin):
 
 
 def _report_table(row: Speculator, name: str, *, first: tuple[str, ...]) -> SafeString:
-    """Renders a list in the report as a table. `first` names the left columns, as PostgreSQL keeps no order of keys."""
+    """Renders a list in the report as a table.
+
+    `first` names the left columns, because PostgreSQL does not preserve the order of a JSON object's keys.
+    """
     entries = row.report.get(name) or []
     columns = [key for key, value in entries[0].items() if not is_nested(value)] if entries else []
     columns = [*first, *(column for column in columns if column not in first)] if columns else []
@@ -288,7 +291,7 @@ class DeploymentAdmin(FormAdmin):
     @admin.display(description="history of states")
     @read_once
     def health(self, row: Deployment) -> SafeString:
-        """Changes of the state, newest first, as far back as events are kept."""
+        """Lists the changes of the state, newest first, as far back as events are stored."""
         events = Event.objects.filter(organization=row.organization_id, object_id=row.pk).order_by("-number")[:50]
         lines = [(event.created_at, event.type.removeprefix("deployment.")) for event in events]
         return table(row, "health", ["since", "state"], lines)

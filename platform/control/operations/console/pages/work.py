@@ -107,7 +107,7 @@ class BatchAdmin(FormAdmin):
     ]  # fmt: skip
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Batch | None:
-        """Reads the related rows and the progress, too, which the page shows."""
+        """Reads the batch together with its progress and its related rows, because the page shows them."""
         row = super().get_object(request, object_id, from_field)
         related = ("organization", "base_model", "job", "input_file", "output_file", "error_file", "resumed_from")
         return row and with_progress(Batch.objects.filter(pk=row.pk).select_related(*related)).get()
@@ -215,7 +215,7 @@ class PipelineAdmin(FormAdmin):
     ]  # fmt: skip
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Pipeline | None:
-        """Reads the related rows, too, which the page shows."""
+        """Reads the pipeline together with its related rows, because the page shows them."""
         row = super().get_object(request, object_id, from_field)
         return None if row is None else pipeline_fresh(row)
 

@@ -1,1 +1,1 @@
-"""Start, watch and end the engines of replicas: on this machine (`process`), or on a Ray cluster (`ray`)."""
+"""Launchers start, watch and end the engines of replicas, on this machine (`process`) or a Ray cluster (`ray`)."""

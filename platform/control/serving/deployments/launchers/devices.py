@@ -1,7 +1,7 @@
 """Gives each engine a CUDA device of its own, which no other engine of this machine sees.
 
-This is for machines whose supervisors lease no devices (`leased_devices`). Devices that workers of the machine state
-for jobs are left to them.
+This is for machines whose supervisors lease no devices (`leased_devices`). Devices that the configuration of the
+machine's workers states for jobs are not given to engines.
 
 The replica's row records the device while the process lives, so that the next supervisor knows which devices are taken.
 """
@@ -22,7 +22,7 @@ DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 class NoFreeDevice(Exception):
-    """Other engines have all devices, or this machine has none."""
+    """Other engines or jobs use all devices of this machine, or the machine has no device."""
 
 
 def device_for_engine(config: Config, *, ending: Collection[str]) -> str:

@@ -1,7 +1,7 @@
 """Starts the engine's server as a separate process, with its own session, log, free port and random token.
 
-The process outlives the supervisor unless a lifeline is given: a pipe whose write end is held by another process, the
-owner. The engine's process then ends when the owner ends.
+The process outlives the supervisor unless a lifeline is given. A lifeline is a pipe whose write end belongs to another
+process, the owner. An engine's process with a lifeline ends when the owner ends.
 """
 
 import fcntl
@@ -90,7 +90,7 @@ def stage(config: Config, deployment: Deployment) -> Path | None:
 
 
 def start_for_actor(replica: Replica, *, device: str, host: str, lifeline: int, uses_tls: bool) -> Endpoint:
-    """Copies the files and starts the engine process, on the machine of a Ray actor, which must end it.
+    """Copies the files and starts the engine process on the machine of a Ray actor. The actor must end the process.
 
     Args: see `launch`. Raises: LaunchError.
     """
@@ -189,7 +189,7 @@ def _identity_of(process: "subprocess.Popen[bytes]") -> ProcessIdentity:
 
 @contextmanager
 def _uses(config: Config, deployment: Deployment) -> Iterator[list[IO[bytes]]]:
-    """Begins a use of the copies of the deployment's files, and yields the files that its engine must inherit.
+    """Marks the copies of the deployment's files as in use, and yields the lock files that its engine must inherit.
 
     Raises: LaunchError: a copy has been deleted since it was made.
     """
@@ -273,9 +273,9 @@ def _only_process_of(config: Config, replica: Replica) -> IO[bytes]:
 
 
 def has_process(config: Config, replica: str) -> bool:
-    """Returns whether a process of the replica runs on this machine, also one that no row records.
+    """Returns whether a process of the replica runs on this machine, even if no row records the process.
 
-    Call this only as the `only_starter`: the check takes the lock of the process for a moment.
+    Call this only in a block of `only_starter`, because the check takes the process's lock for a moment.
     """
     file = _locked(config, replica)
     if file is None:
@@ -285,7 +285,7 @@ def has_process(config: Config, replica: str) -> bool:
 
 
 def _locked(config: Config, replica: str) -> IO[bytes] | None:
-    """Returns the locked file of a replica; None: a process holds the lock. Args: replica: its name."""
+    """Locks the file of a replica and returns it; None if a process holds the lock. Args: replica: its name."""
     path = config.data_dir / "replicas" / f"{replica}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("ab")

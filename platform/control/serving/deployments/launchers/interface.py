@@ -10,16 +10,16 @@ from typing import Protocol
 
 from control.serving.deployments.models import Replica
 
-# Records a started engine; takes the values of the fields in `observations.NO_PROCESS`, apart from `num_open`, and may
-# take those of a leased device, `device_kind` and `hour_nanousd`. Returns False if the replica or its claim has changed
-# meanwhile; the launcher must then end the engine.
+# Records a started engine. Its arguments are the values of the fields in `observations.NO_PROCESS`, apart from
+# `num_open`, and optionally `device_kind` and `hour_nanousd` of a leased device. Returns False if the replica or its
+# claim has changed meanwhile; the launcher must then end the engine.
 Record = Callable[..., bool]
 
 
 class LaunchError(Exception):
     """No engine could be started for the replica. The message gives the reason.
 
-    Args: code: of the replica's error.
+    Args: code: the code of the replica's error.
     """
 
     def __init__(self, message: str, *, code: str = "launch_failed") -> None:
@@ -30,7 +30,7 @@ class LaunchError(Exception):
 class DeviceWait(Exception):
     """No device is free for the replica, which therefore waits. The message gives the reason.
 
-    Args: code: of the replica's `blocked`.
+    Args: code: the code in the replica's `blocked`.
     """
 
     def __init__(self, message: str, *, code: str) -> None:
@@ -44,15 +44,15 @@ class AlreadyRunning(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The engine of a replica has ended, and why, as far as this is known."""
+    """The end of a replica's engine, with the reason as far as it is known."""
 
-    code: str  # of the replica's error
+    code: str  # the code of the replica's error
     message: str
 
 
 class Launcher(Protocol):
     name: str  # as in `Replica.launcher`
-    drains_with_supervisor: bool  # whether its engines end with their supervisor, if this one is to drain them
+    drains_with_supervisor: bool  # whether a supervisor that drains its endpoints when it stops also ends these engines
 
     def ensure(self, replica: Replica, record: Record) -> bool:
         """Starts the engine of the deployment's current generation, or adopts one that no row records.
@@ -63,7 +63,7 @@ class Launcher(Protocol):
         """
 
     def observe(self, replica: Replica) -> Ended | None:
-        """Returns None while the recorded engine runs, and also while nothing is known of it."""
+        """Returns None while the recorded engine runs, and also while its state is unknown."""
 
     def drain(self, replica: Replica) -> None:
         """Asks the recorded engine to answer its open requests and then to end."""
@@ -75,12 +75,13 @@ class Launcher(Protocol):
         """Returns the end of the log of the replica's latest engine; empty if it is not known here."""
 
     def retain(self, held: Collection[Replica]) -> None:
-        """Drops what the launcher remembers of all other replicas, which the supervisor does not hold any more."""
+        """Drops the launcher's data about replicas that the supervisor no longer holds, that is, are not in `held`."""
 
     def kill_strays(self) -> None:
-        """Ends engines of replicas that are not the engine in the replica's row, as a killed supervisor leaves them.
+        """Ends engines that no replica's row records. A killed supervisor may have left them.
 
-        The engines of replicas that other supervisors hold are spared: these may be about to record them.
+        Engines of replicas that other supervisors hold are spared, because these supervisors may be about to record
+        the engines.
         """
 
     def tidy(self) -> None:

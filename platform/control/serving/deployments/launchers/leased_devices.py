@@ -79,7 +79,7 @@ def _memory_needed(config: Config, deployment: Deployment, speculator_dir: Path 
 
 
 def leases_adopt(config: Config) -> None:
-    """Leases the devices of engines that were started without a lease: before the operators stated the devices."""
+    """Leases the devices of engines that were started before the operators stated the devices, so without a lease."""
     with only_starter(config):
         leased = set(endpoint_leases_on(config.node_name).values_list("replica", flat=True))
         here = Replica.objects.exclude(pid=None).exclude(device="").filter(node__in=["", config.node_name])
@@ -99,7 +99,7 @@ def leases_adopt(config: Config) -> None:
 
 
 def unused_leases_end(config: Config) -> None:
-    """Ends the leases on this machine's devices whose replicas need them no longer (see the module)."""
+    """Ends the leases on this machine's devices that their replicas no longer need (see the module's table)."""
     if not any(True for _ in _unneeded(config)):
         return
     with only_starter(config):  # from here on, no supervisor of this machine starts an engine

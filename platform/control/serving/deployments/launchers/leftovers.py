@@ -1,5 +1,7 @@
-"""Deletes files of this machine that no engine uses: what exceeds the limits for logs, copies of models and homes, and
-the copies of speculators and adapters that earlier releases have made for deployments that do not run any more.
+"""Deletes files of this machine that no engine uses.
+
+These are logs, copies of models and home folders, as far as they exceed their limits, and copies of speculators and
+adapters that earlier releases made for deployments that no longer run.
 """
 
 import secrets
@@ -37,7 +39,7 @@ def delete(folders: list[Path]) -> None:
 
 
 def limit_files(config: Config) -> None:
-    """Applies all limits. For machines on which no supervisor runs; it logs errors, such as that of a full disk."""
+    """Applies all limits on a machine on which no supervisor runs. Errors, such as a full disk, are logged."""
     for limit in (logs_limit, model_copies_limit, engine_homes_limit):
         try:
             limit(config)

@@ -54,7 +54,7 @@ class ProcessLauncher:
         self._staging: dict[tuple[str, int], Future[Path | None]] = {}  # by deployment and its generation
         self._children: dict[int, tuple[ProcessIdentity, subprocess.Popen[bytes]]] = {}  # by replica
         self._unreaped: list[subprocess.Popen[bytes]] = []
-        self._killed: dict[ProcessIdentity, str] = {}  # their devices
+        self._killed: dict[ProcessIdentity, str] = {}  # maps killed processes to their devices
         self._staging_pool = StagingPool()
         self._tidy_pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tidy")
 
@@ -89,7 +89,7 @@ class ProcessLauncher:
         if leases_devices(self.config):
             leased = device_lease(self.config, replica, speculator_dir)
             device = visible_devices(leased) or ""
-            # Without the number of `cuda:1`, because the engine sees only the leased device.
+            # The device's number is dropped (`cuda:1` becomes `cuda`), because the engine sees only the leased device.
             device_kind = "cpu" if leased.kind == "cpu" else self.config.device.partition(":")[0]
             facts = {"device_kind": leased.kind, "hour_nanousd": leased.hour_nanousd}
         else:
@@ -162,7 +162,7 @@ class ProcessLauncher:
         unused_leases_end(self.config)
 
     def kill_strays(self) -> None:
-        names = endpoint_processes()  # read before the rows, so that the rows are never older
+        names = endpoint_processes()  # read before the rows, so that the rows are at least as new
         known = set(Deployment.objects.values_list("pk", flat=True))
         sessions, of_others = replicas_not_stray(self._supervisor, self.config.node_name)
         for pid, name in names.items():
@@ -192,13 +192,13 @@ class ProcessLauncher:
             log.exception("could not limit the homes of engines")
 
     def _forget(self, replica_id: int) -> None:
-        """Leaves the replica's child, which is no longer watched, to `retain`, so that it does not stay a zombie."""
+        """Stops watching the replica's child process. `retain` reaps the process, so that it does not stay a zombie."""
         _, process = self._children.pop(replica_id, (None, None))
         if process is not None and process.poll() is None:
             self._unreaped.append(process)
 
     def _identity(self, replica: Replica) -> ProcessIdentity | None:
-        """None if there is no process on this machine."""
+        """Returns None if the replica has no process on this machine."""
         if replica.pid is None or replica.node not in ("", self.config.node_name):
             return None
         return ProcessIdentity(replica.pid, replica.process_started)

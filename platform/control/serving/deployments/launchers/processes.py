@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
-# In the environment of every endpoint process: deployment-number-generation. The engine of a Ray actor has the second
-# variable instead, because it is no business of the machine's supervisors: the actor ends it.
+# Variables in the environment of endpoint processes, with the value deployment-number-generation. The engine of a Ray
+# actor has the second one, so that the machine's supervisors ignore this engine: its actor ends it.
 NAME_VARIABLE, ACTOR_NAME_VARIABLE = "SLIPSTREAM_REPLICA", "SLIPSTREAM_RAY_REPLICA"
 
 
@@ -37,7 +37,7 @@ class ProcessIdentity:
 
 
 def process_started(pid: int) -> str | None:
-    """The start time as a text that can be compared for equality; None: there is no such process, or it is a zombie."""
+    """Returns a process's start time as a text, for comparisons. None: no such process exists, or only a zombie."""
     if not _PROC.joinpath("self", "stat").exists():
         return _started_by_ps(pid)
     try:

@@ -1,6 +1,6 @@
 """The Ray actor of one engine. It runs on the engine's machine, starts the engine there, and waits for its end.
 
-Ray's worker imports this file before Django is set up, so it imports nothing of ours at the top. The actor keeps the
+Ray's worker imports this file before Django is set up, so no module of ours is imported at the top. The actor keeps the
 write end of the engine's lifeline (workers/parent_death.py): however the actor ends, its engine ends too.
 
 Methods return values of JSON, because the supervisor that calls them may belong to another release.
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-# Ray sets the first one to the actor's number of processors, for computations in the actor itself. The engine chooses
-# its number of threads as it does without Ray. The second one names a debugger of Ray.
+# Variables that Ray sets for the actor, and that the engine must not inherit. OMP_NUM_THREADS is the actor's number of
+# processors; without it, the engine chooses its number of threads as usual. PYTHONBREAKPOINT names Ray's debugger.
 _RAYS_OWN = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 _TIDY_SECONDS = 60.0
 _Result = TypeVar("_Result")
@@ -39,11 +39,12 @@ class EngineActor:
         return True
 
     async def started(self) -> dict[str, Any]:
-        """Returns, once the engine's process has been started, where it is; or `code` and `message` of an error."""
+        """Waits until the engine's process has been started. Returns its address, tokens and pid, or `code` and
+        `message` of an error."""
         return await asyncio.shield(asyncio.wrap_future(self._started))
 
     async def ended(self) -> dict[str, Any]:
-        """Returns, once the engine has ended, its exit code and the end of its log."""
+        """Waits until the engine has ended. Returns its exit code and the end of its log."""
         return await asyncio.shield(asyncio.wrap_future(self._ended))
 
     async def drain(self) -> None:
@@ -103,7 +104,7 @@ class EngineActor:
                 return {"exit_code": exit_code, "log": _unless_it_fails(self._log) or ""}
 
     def _limit_files(self) -> None:
-        """Does what the supervisor does on its own machine."""
+        """Applies the machine's limits for logs, model copies and homes, as a supervisor does on its own machine."""
         from control.core.settings.config import get_config
         from control.serving.deployments.launchers.leftovers import limit_files
 
@@ -118,7 +119,8 @@ class EngineActor:
 
 
 def _unless_it_fails(work: Callable[[], _Result]) -> _Result | None:
-    """Returns the result of the work. An error is logged only: the supervisor would take it for the engine's end."""
+    """Returns the result of the work. An error is only logged, because the supervisor would take an exception for the
+    end of the engine."""
     try:
         return work()
     except Exception:

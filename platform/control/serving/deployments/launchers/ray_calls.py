@@ -30,7 +30,7 @@ NUM_THREADS = 8
 
 
 class ClusterUnavailable(Exception):
-    """Nothing is known of the actor at the moment. A later call may succeed."""
+    """The cluster or the actor did not answer, so the actor's state is unknown. A later call may succeed."""
 
 
 class ActorGone(Exception):
@@ -42,8 +42,8 @@ class Needs:
     """What an engine needs of its machine.
 
     Attributes:
-        num_gpus: None: one if the cluster has any.
-        memory_bytes: of a machine without a GPU; None: unknown.
+        num_gpus: number of GPUs. None: one GPU if the cluster has any.
+        memory_bytes: the memory that the engine needs on a machine without a GPU. None: unknown.
     """
 
     num_gpus: int | None
@@ -75,7 +75,7 @@ def result_of(future: "Future[Any]") -> Any:
 
 
 def _translated(error: Exception) -> Exception:
-    """An error that is not known to be the actor's end says nothing about the actor."""
+    """Returns ActorGone if the error means that the actor has ended, and ClusterUnavailable for all other errors."""
     from ray import exceptions
 
     has_ended = isinstance(error, exceptions.RayActorError | exceptions.RayTaskError)
@@ -93,7 +93,7 @@ class RayCluster:
         self._address, self._namespace = config.ray_address, config.ray_namespace
         self._threads = ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="ray")
         self._lock = threading.Lock()
-        self._ray: Any = None  # the module, once it was connected
+        self._ray: Any = None  # the module `ray`, after it has been connected
         self._has_sigterm = False
         self._retry_at = 0.0  # of the monotonic clock
 
@@ -115,7 +115,7 @@ class RayCluster:
     def release_sigterm(self) -> None:
         """Makes SIGTERM call the handler that the process had installed. Only the main thread may call this.
 
-        While it connects, Ray's core takes the signal over, and then aborts the process three seconds after SIGTERM.
+        When Ray's core connects, it installs its own handler, which aborts the process three seconds after SIGTERM.
         """
         if self._has_sigterm:
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))

@@ -4,8 +4,8 @@ An actor's name is made from deployment, replica and generation. Ray gives a nam
 is not started twice, and the next supervisor finds the actors of a killed one by their names. The replica's row holds
 the actor's id in `process_started`: an actor with the same name and another id is not the recorded one.
 
-    actor              of the engine
-    created by         `ensure`, in a thread; it copies the files and starts the engine, then `ensure` records it
+    the actor is
+    created by         `ensure`, in a thread; the actor copies the files and starts the engine, then `ensure` records it
     watched by         a call of `EngineActor.ended`, which fails when the actor or its machine is lost
     killed by          `delete`, `observe` after the end of the engine, and `kill_strays`; its engine ends with it
 """
@@ -38,10 +38,11 @@ from control.serving.deployments.selectors import engines_recorded, engines_to_a
 
 log = structlog.get_logger(__name__)
 
-# How long an actor may wait for a machine. Five such waits take longer than the ten minutes in which five crashes make
-# a replica fail, so that a replica gets a machine whenever one is added to the cluster.
+# How long an actor may wait for a machine. A failed wait counts as a crash of the replica, and a replica fails after
+# five crashes within ten minutes. Five such waits take longer than ten minutes, so a replica that only lacks a machine
+# does not fail, and starts when a machine is added to the cluster.
 PLACEMENT_SECONDS = 180.0
-RETRY_SECONDS = 1.0  # between two attempts while nothing is known of an actor
+RETRY_SECONDS = 1.0  # between two attempts while the state of an actor is unknown
 LOG_SECONDS = 5.0  # between two reads of the log of an engine that is not healthy
 
 
@@ -269,7 +270,7 @@ class RayLauncher:
 
 
 def needs_of(config: Config, deployment: Deployment) -> Needs:
-    """Returns what the deployment's plan asks of a machine. The size of its speculator is not counted."""
+    """Returns what the deployment's engine needs of a machine. The size of the speculator is not counted."""
     options = EngineOptions.model_validate(deployment.engine or {})
     adapters = list(deployment.adapters.all())
     workload = Workload(purpose=Purpose.ENDPOINT, base_model=deployment.base_model, adapters=adapters)

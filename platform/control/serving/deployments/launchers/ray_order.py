@@ -1,4 +1,4 @@
-"""What the machine of a Ray actor must know of a replica to start its engine, as JSON.
+"""The order for a Ray actor: a replica as JSON, with all that the actor's machine needs to start the replica's engine.
 
 The machines of a Ray cluster have no access to the database. They read the files of models, speculators and adapters
 from the same sources and the same storage as the supervisors.
@@ -32,7 +32,7 @@ def order_of(replica: Replica, *, uses_tls: bool) -> str:
 
 
 def ordered(order: str) -> Replica:
-    """Returns rows that are not in this machine's database, with the values that `engine_process` reads."""
+    """Returns an unsaved replica with unsaved related objects. They have the values that `engine_process` reads."""
     values = json.loads(order)
     speculator = None if values["speculator"] is None else Speculator(**values["speculator"])
     deployment = Deployment(**values["deployment"], base_model=BaseModel(**values["base_model"]), speculator=speculator)

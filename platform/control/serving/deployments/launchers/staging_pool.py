@@ -41,7 +41,7 @@ class StagingPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _start_waiting(self) -> None:
-        """The caller holds the lock."""
+        """Starts waiting copies as long as threads are free. The caller must hold the lock."""
         while self._num_running.total() < NUM_THREADS:
             eligible = [name for name in self._waiting if self._num_running[name] < MAX_PER_ORGANIZATION]
             if not eligible:

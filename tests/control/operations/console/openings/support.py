@@ -1,4 +1,4 @@
-"""Helpers of the tests of openings."""
+"""Helpers for tests of openings. An opening is the section at the top of an object's page in the console."""
 
 import re
 
@@ -12,7 +12,7 @@ MAX_QUERIES = 15
 
 
 def opening(client: Client, model: str, pk: object) -> str:
-    """Returns the HTML of the opening of a row's page, with single spaces, and checks the page's number of queries."""
+    """Returns the HTML of an opening with single spaces, and checks the number of queries of the whole page."""
     with CaptureQueriesContext(connection) as queries:
         html = page(client, change_path(model, pk))
     assert len(queries) <= MAX_QUERIES, "\n".join(query["sql"][:160] for query in queries)

@@ -1,4 +1,4 @@
-"""The page of a batch shows its rows, its errors by code, and to members its first answers."""
+"""The page of a batch shows its number of rows and its errors by code. Members also see its first answers."""
 
 from pathlib import Path
 
@@ -151,4 +151,4 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_shards(
         JobShard(job=batch.job, shard_no=number, row_from=2 * number, row_to=2 * number + 2) for number in range(4, 300)
     )
 
-    opening(viewer, TABLE, batch.pk)  # checks the number
+    opening(viewer, TABLE, batch.pk)  # checks the number of queries

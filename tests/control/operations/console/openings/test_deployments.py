@@ -132,4 +132,4 @@ def test_the_number_of_queries_does_not_depend_on_replicas_samples_and_rollouts(
         DeploymentSample(deployment=deployment, process=str(number % 12), counters=counters) for number in range(1000)
     )
 
-    opening(viewer, TABLE, deployment.pk)  # checks the number
+    opening(viewer, TABLE, deployment.pk)  # checks the number of queries

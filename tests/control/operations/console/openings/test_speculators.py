@@ -67,7 +67,7 @@ def evaluated(organization: Organization, folder: Path, examples: object = (EXAM
     return speculator
 
 
-def test_an_evaluated_speculator_opens_with_its_gain_its_plot_and_its_examples(
+def test_the_page_of_an_evaluated_speculator_begins_with_its_gain_its_plot_and_its_examples(
     member: Client, organization: Organization, tmp_path: Path
 ) -> None:
     html = opening(member, TABLE, evaluated(organization, tmp_path).pk)
@@ -85,7 +85,7 @@ def test_an_evaluated_speculator_opens_with_its_gain_its_plot_and_its_examples(
     assert 'data-live-active="no"' in html
 
 
-def test_a_speculator_whose_kind_training_chose_names_the_candidates_that_lost(
+def test_if_training_chose_the_kind_the_page_also_shows_the_kinds_that_were_not_chosen(
     member: Client, organization: Organization, tmp_path: Path
 ) -> None:
     speculator = evaluated(organization, tmp_path)
@@ -128,7 +128,9 @@ def test_the_deploy_button_leads_to_a_form_that_deploys_the_speculator(
     assert (deployment.speculator, deployment.base_model) == (speculator, speculator.base_model)
 
 
-def test_who_may_not_create_deployments_sees_no_deploy_button(organization: Organization, tmp_path: Path) -> None:
+def test_a_member_who_may_not_create_deployments_sees_no_deploy_button(
+    organization: Organization, tmp_path: Path
+) -> None:
     speculator, viewer = evaluated(organization, tmp_path), sign_in(organization, "read_only")
     path = reverse(f"admin:{TABLE}_deploy", args=[quote(speculator.pk)])
 
@@ -187,7 +189,9 @@ def test_while_an_evaluation_runs_the_page_updates_itself(
     assert "1.75" in html  # the figures of the earlier evaluation stay
 
 
-def test_a_failed_a_deleted_and_an_unmeasured_speculator_say_so(member: Client, organization: Organization) -> None:
+def test_the_page_says_whether_a_speculator_has_failed_is_deleted_or_was_not_evaluated(
+    member: Client, organization: Organization
+) -> None:
     unmeasured, deleted = make_speculator(organization), make_speculator(organization)
     Speculator.objects.filter(pk=deleted.pk).update(status="deleted")
     pipeline = advance_to_stage("train", make_pipeline(organization))
@@ -203,7 +207,7 @@ def test_a_failed_a_deleted_and_an_unmeasured_speculator_say_so(member: Client, 
 
 
 @pytest.mark.parametrize("stored", [[{"custom_id": 1}], {"not": "a list"}, [EXAMPLE | {"prompt": "x" * MAX_BYTES}]])
-def test_examples_that_no_worker_of_ours_has_written_are_not_shown(
+def test_invalid_and_oversized_examples_are_not_shown(
     organization: Organization, tmp_path: Path, stored: object
 ) -> None:
     assert answer_examples(evaluated(organization, tmp_path, stored)) == ()

@@ -1,4 +1,7 @@
-"""`manage.py price_remove MODEL` removes a price: by the id of its base model, or by the name stored with it."""
+"""`manage.py price_remove MODEL` removes the price of a base model.
+
+MODEL is the id of the base model, or the name that is stored with the price.
+"""
 
 from argparse import ArgumentParser
 from typing import Any

@@ -21,14 +21,14 @@ class Command(BaseCommand):
         parser.add_argument("model", help="Id of a base model, or name of a base model that all organizations share.")
         parser.add_argument("input", type=Decimal, help="US dollars per million input tokens.")
         parser.add_argument("output", type=Decimal, help="US dollars per million output tokens.")
-        parser.add_argument("--batch-percent", type=int, default=50, help="Price of a batch's tokens in per cent.")
+        parser.add_argument("--batch-percent", type=int, default=50, help="Price of a batch's tokens, in per cent.")
 
     def handle(self, *, model: str, input: Decimal, output: Decimal, batch_percent: int, **_: Any) -> None:  # noqa: A002
         nano = [price * NANOUSD_PER_USD_PER_MILLION for price in (input, output)]
         if any(price < 0 or price != int(price) for price in nano):
-            raise CommandError("a price must not be negative and can have at most three decimals")
+            raise CommandError(f"prices must be at least 0 with at most three decimals, got {input} and {output}")
         if not 0 <= batch_percent <= 100:
-            raise CommandError("--batch-percent must be from 0 to 100")
+            raise CommandError(f"--batch-percent must be from 0 to 100, got {batch_percent}")
         with across_tenants(Across.COMMAND):
             base_model_id, name = _resolve(model)
             price_set(

@@ -16,8 +16,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not settings.STAFF_TWO_FACTOR:
-            raise CommandError("With these settings, staff sign in with a password only.")
-        from control.operations.console.two_factor import second_factor_renew  # its app is not installed otherwise
+            raise CommandError("Staff sign in with a password only, because STAFF_TWO_FACTOR is not set.")
+        # imported here, because the app with the model is installed only with STAFF_TWO_FACTOR
+        from control.operations.console.two_factor import second_factor_renew
 
         user = User.objects.filter(username=options["username"], is_staff=True).first()
         if user is None:

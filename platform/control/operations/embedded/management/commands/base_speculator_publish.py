@@ -19,13 +19,13 @@ class Command(BaseCommand):
     help = "Publishes a speculator of an organization, or one in a local folder, to all organizations."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("name", help="Versions of one name are counted for each model.")
+        parser.add_argument("name", help="Name of the base speculator. Versions are counted for each model.")
         source = parser.add_mutually_exclusive_group(required=True)
         source.add_argument("--speculator", help="Id of an organization's speculator. The original stays as it is.")
         source.add_argument("--folder", type=Path, help="A folder with the speculator's files; needs --model.")
         parser.add_argument("--model", help="Name of the shared model that the speculator in the folder is for.")
         parser.add_argument("--format", choices=FORMATS, help="Format of the folder. Default: that of our training.")
-        parser.add_argument("--description", default="", help="What organizations read about it.")
+        parser.add_argument("--description", default="", help="A description for the organizations.")
 
     def handle(self, **options: Any) -> None:
         if not re.fullmatch(NAME_PATTERN, options["name"]):

@@ -1,4 +1,4 @@
-"""`manage.py base_speculator_withdraw ID`: no longer offers a base speculator. Organizations that use it keep it."""
+"""`manage.py base_speculator_withdraw ID`: withdraws a base speculator. Organizations that already use it keep it."""
 
 from argparse import ArgumentParser
 from typing import Any
@@ -12,7 +12,7 @@ from control.tenants.row_security.scope import Across, across_tenants
 
 
 class Command(BaseCommand):
-    help = "Withdraws a base speculator. Organizations that use it already keep it, and its files stay."
+    help = "Withdraws a base speculator. Organizations that already use it keep it, and its files stay."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("base_speculator", metavar="ID")

@@ -46,7 +46,7 @@ class Command(BaseCommand):
         )  # fmt: skip
         parser.add_argument(
             "--cluster", type=int, nargs="?", const=2, metavar="NODES",
-            help="Runs the engines on a small Ray cluster of this machine, to try one. Default: 2 nodes.",
+            help="Runs the engines on a small Ray cluster on this machine. Default number of nodes: 2.",
         )  # fmt: skip
 
     def handle(self, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""`manage.py project_assign PROJECT OBJECT...` moves objects, such as those of earlier releases, into a project."""
+"""`manage.py project_assign PROJECT OBJECT...` moves objects of the project's organization into the project."""
 
 from argparse import ArgumentParser
 from typing import Any

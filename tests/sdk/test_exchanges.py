@@ -64,7 +64,7 @@ def test_an_archive_with_evidence_names_the_evaluation(run: Run, tmp_path: Path)
     result = run("speculators", "archive", "spec_1", str(tmp_path / "a.zip"), "--evaluation", "eval_1", api=api)
 
     assert result.exit_code == 0, result.stderr
-    assert (api.requests[0].url.path, api.body()) == ("/v1/speculators/spec_1/archive", {"evaluation_id": "eval_1"})
+    assert (api.requests[0].url.path, api.body(0)) == ("/v1/speculators/spec_1/archive", {"evaluation_id": "eval_1"})
     assert (tmp_path / "a.zip").read_bytes() == b"PK"
 
 

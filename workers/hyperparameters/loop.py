@@ -26,7 +26,7 @@ class LoopParameters:
     patience: int = 3  # training stops after this many evaluations without a new best; 0: never
     draft_budget: int = 15  # maximum number of draft tokens per simulated pass; with the root, they fill a tile of 16
     cache_memory_bytes: int = 4 << 30  # the target's hidden states are stored in files if they need more bytes
-    precision: str = "auto"  # precision of matrix products; auto: bfloat16 on CUDA and with AVX512-BF16, else float32
+    precision: str = "auto"  # of matrix products; auto: bfloat16 on CUDA and on CPUs that are faster with it
     # The draft vocabulary contains the tokens of the answers. True: it is filled up to `draft_vocab_size`, first with
     # tokens of the prompts, then with tokens that the target finds likely. Training steps then take longer, and
     # acceptance was not higher (benchmarks/results/training/vocabulary.md).

@@ -120,9 +120,9 @@ def reject_unsupported(fields: Fields, *, known: Collection[str]) -> None:
 
 
 def encodable(text: str, *, param: str) -> str:
-    """Returns the text if UTF-8 can encode it: JSON can escape half of a surrogate pair, which UTF-8 cannot encode.
+    """Returns the text if UTF-8 can encode it.
 
-    Raises: InvalidRequest.
+    JSON can contain half of a surrogate pair as an escape, which UTF-8 cannot encode. Raises: InvalidRequest.
     """
     try:
         text.encode()

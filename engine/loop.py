@@ -126,8 +126,9 @@ class Engine:
         return counters
 
     def fingerprint(self, adapter: str | None = None) -> Fingerprint | None:
-        """Returns the fingerprint of answers with this adapter (None: the default one); None if the engine was not
-        loaded from a folder.
+        """Returns the fingerprint of answers with this adapter, or with the default adapter if `adapter` is None.
+
+        Returns None if the engine was not loaded from a folder.
 
         Raises: ValueError: the adapter is unknown.
         """
@@ -394,5 +395,5 @@ def _size_of(parts: Iterable[tuple[Sequence, int]]) -> PassSize:
 
 
 def _logprobs(logits: Tensor, verdict: Verdict, tokens: Many[int], count: int) -> tuple[TokenLogprob, ...]:
-    rows = (0, *(node + 1 for node in verdict.path))  # row 0 is that of the last token, row i + 1 that of node i
+    rows = (0, *(node + 1 for node in verdict.path))  # row 0 belongs to the last token, row i + 1 to node i
     return tuple(token_logprobs(logits[row], token, count) for row, token in zip(rows, tokens, strict=False))

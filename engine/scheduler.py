@@ -7,7 +7,7 @@ A sequence is admitted when there are slots for its prompt and its answer so far
 one slot. When no slot is left, the latest admitted sequence is preempted: its slots are freed, and it is prefilled
 again later. The scheduler does not handle tensors.
 
-Prompts are read in turns of one chunk, so a short prompt does not wait until the long ones before it have been read.
+Prompts are read in turns of one chunk, so a short prompt does not wait until earlier long prompts have been read.
 """
 
 from collections import deque
@@ -36,7 +36,7 @@ class Scheduler:
     def __init__(self, num_slots: int, *, max_batch_size: int, prefill_chunk: int, prefill_rows: int) -> None:
         """
         Args:
-            prefill_chunk: chunks of a prompt end at multiples of this position.
+            prefill_chunk: chunks of a prompt end at multiples of this length.
             prefill_rows: no further chunk is added to a pass that has this many prefill rows.
         """
         self.pool = SlotPool(num_slots)

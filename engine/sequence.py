@@ -12,10 +12,11 @@ from engine.token_counts import TokenCounts
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The keys and values of tokens[:num_computed] are in the cache; the other tokens are pending.
+    """The tokens of a request, and what the engine has computed for them.
 
-    During prefill, the pending tokens are those of the prompt. Afterwards exactly one token is pending, the last
-    sampled one. A preempted sequence starts again with `num_computed` = 0 and prefills its prompt and answer so far.
+    The keys and values of tokens[:num_computed] are in the cache; the other tokens are pending. During prefill, the
+    pending tokens belong to the prompt. Afterwards exactly one token is pending, the last sampled one. A preempted
+    sequence starts again with `num_computed` = 0 and prefills its prompt and answer so far.
     """
 
     request: Request

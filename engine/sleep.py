@@ -80,8 +80,8 @@ class Sleeper:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (it stays open until the engine wakes)
         try:
             cache = self._engine.cache
-            # Only the pages of the tensors themselves, because their storages may also hold small weights. These pages
-            # read as zeros from now on.
+            # Gives back only the pages of the tensors themselves, because their storages may also hold small weights.
+            # The pages read as zeros from now on.
             _give_back(
                 _whole_pages(_extent(values) for values in (*cache.keys, *cache.values) if values.is_contiguous())
             )

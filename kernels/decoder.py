@@ -64,7 +64,7 @@ class LayerWeights:
 
     @property
     def products(self) -> dict[str, LinearWeight]:
-        """Returns the weights by name. Those of the first expert stand for the weights of all experts."""
+        """Returns the weights by name. The weights of the first expert stand for the weights of all experts."""
         named = {"qkv": self.qkv, "output": self.output}
         if self.mixture is not None:
             named["router"], expert = self.mixture.router, self.mixture.experts.experts[0]

@@ -1,9 +1,8 @@
-"""Reads a block drafter's config.json in any of three formats, and writes it in that of the package speculators.
+"""Reads a block drafter's config.json in any of three formats, and writes the format of the package speculators.
 
-    speculators  has `speculators_model_type`, which is dflash or dspark; the number of a tap is that of the layer
-                 whose input it is
-    SpecForge    has `dflash_config`; stores DFlash, DSpark and, with `causal_head`, JetSpec; the number of a tap is
-                 that of the layer whose output it is, which is one lower than in the format of speculators
+    speculators  has `speculators_model_type`, which is dflash or dspark; numbers a tap by the layer whose input it is
+    SpecForge    has `dflash_config`; stores DFlash, DSpark and, with `causal_head`, JetSpec; numbers a tap by the layer
+                 whose output it is, so that the number is one lower than in the format of speculators
     DeepSpec     has `target_layer_ids` at the top level; stores DSpark; numbers taps as SpecForge does
 
 Values that are missing in the file get the defaults of transformers.

@@ -234,9 +234,9 @@ class DraftModelDrafter(Drafter):
 
 
 def check_vocabularies(own: Tokenizer, target: Tokenizer, size: int) -> None:
-    """Compares about a thousand of the ids below `size`.
+    """Compares the texts of about a thousand token ids below `size` in both vocabularies.
 
-    Raises: SpeculatorNotLoadable: an id is a different text for the draft model than for the target.
+    Raises: SpeculatorNotLoadable: a token id has different texts in the two vocabularies.
     """
     for token_id in range(0, size, max(1, size // 1000)):
         own_bytes, target_bytes = own.token_bytes(token_id), target.token_bytes(token_id)

@@ -58,7 +58,9 @@ class MedusaDrafter(Drafter):
 
     @staticmethod
     def _pack_layers(heads: MedusaHeads, model: Model) -> list[list[LinearWeight]]:
-        """Packs the first layer of all heads as one product, since they have the same input, and later layers by head.
+        """Packs the weights of the heads for as few products as possible.
+
+        The first layers of all heads have the same input and form one product. Later layers form one product per head.
 
         Returns: for each layer, one weight per product.
         """

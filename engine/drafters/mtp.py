@@ -48,8 +48,8 @@ class Anchor:
 class _Row:
     """An input row of the module: a kept position, or a node of a draft.
 
-    The row attends to the first `prefix` positions of the slot table, and to the slots of `path`. If there is a path,
-    its last slot is that of the row.
+    The row attends to the first `prefix` positions of the slot table, and to the slots of `path`. If the path is not
+    empty, its last slot is the row's own slot.
     """
 
     sequence: Sequence

@@ -66,7 +66,7 @@ class Grammar:
     def __post_init__(self) -> None:
         size = len(self.source.encode())
         if size > MAX_GRAMMAR_BYTES:
-            raise ValueError(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes, got {size}")
+            raise ValueError(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes, got {size}")
         if (self.kind is GrammarKind.JSON_OBJECT) != (not self.source):
             raise ValueError(f"json_object takes no source, all others need one, got {self.kind} {self.source!r:.40}")
 

@@ -90,7 +90,7 @@ def enforceable(schema: Any, *, path: str = "#", depth: int = 0) -> Any:
 
 
 def _check_form(schema: dict[str, Any], present: set[str], path: str) -> frozenset[str]:
-    """Returns the assertions allowed in a schema, which is a reference, a list of values, a union, or has a type."""
+    """Returns the assertions allowed in a schema that is a reference, a list of values or a union, or has a type."""
     if "$ref" in present:
         if not str(schema["$ref"]).startswith("#"):
             raise ValueError(f"has a $ref at {path} that leaves the schema, got {str(schema['$ref'])[:80]!r}")
@@ -103,7 +103,7 @@ def _check_form(schema: dict[str, Any], present: set[str], path: str) -> frozens
         return frozenset({"anyOf"})
     if "allOf" in present:
         if not isinstance(schema["allOf"], list) or len(schema["allOf"]) != 1:
-            raise ValueError(f"has an allOf at {path} of other than one schema, which is not supported")
+            raise ValueError(f"has an allOf at {path} without exactly one schema, which is not supported")
         return frozenset({"allOf"})
     types = schema.get("type") or _implied_type(present)
     names = [types] if isinstance(types, str) else types

@@ -13,8 +13,7 @@ If the device cannot sample a sequence's tokens (`GraphDecoder.decodes`), the se
 the engine, between two launches. These passes need cache slots, too. The scheduler may preempt any running sequence,
 but only while no graph step is in flight.
 
-The output equals that of decoding without graphs, because tokens depend neither on drafts nor on other sequences in the
-batch.
+The output is the same as without graphs, because tokens depend neither on drafts nor on other sequences in the batch.
 """
 
 import time
@@ -39,8 +38,8 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
 # The allowed numbers of draft nodes per sequence. Together with the last token, a sequence then has 1, 4, 8, 16, 32, 64
-# or 128 rows, which fill tiles of 16 rows well. Trees of more than 31 nodes are used only in steps of few sequences,
-# which have at most 128 rows in all.
+# or 128 rows, which fill tiles of 16 rows well. Trees of more than 31 nodes are used only in steps of at most 128 rows,
+# so only with few sequences.
 _NODE_COUNTS = (0, 3, 7, 15, 31, 63, 127)
 _MANY_NODES, _MAX_ROWS_OF_MANY_NODES = 31, 128
 
@@ -120,7 +119,7 @@ class GraphDecoder:
         return bool(self._in_flight)
 
     def decodes(self, sequence: Sequence) -> bool:
-        """Returns whether the sequence decodes in graph steps: the device can sample its tokens without the host."""
+        """Returns whether graph steps decode the sequence; the device must sample its tokens without the host."""
         if sequence.request.sampling.num_logprobs is not None or sequence.request.expected_token_ids:
             return False
         return (sequence.root is None or self._stacks is not None) and not needs_adjusting(sequence)
@@ -299,7 +298,7 @@ class GraphDecoder:
                 self._loaded.discard(sequence)
             else:
                 kept.append(Kept(sequence, position, (first_row, *(first_row + 1 + node for node in path))))
-        if flight.num_nodes and flight.drafts is None and drafts:  # all nodes were verified: only records the gain
+        if flight.num_nodes and flight.drafts is None and drafts:  # `admit` records the gain; its result is not used
             self._drafting.budget.admit([d for d, _ in drafts], [position for _, position in drafts], draft_seconds)
         self._drafting.budget.record_pass(size, verify_seconds)
         if launched.hidden is not None:

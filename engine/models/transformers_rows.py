@@ -6,7 +6,7 @@ whose result for a row could depend on other rows, are replaced and process only
     attention      writes keys and values to their slots, then kernels.attention (transformers' attention interface)
     masks          only tell attention the size of a layer's sliding window      (transformers' mask interface)
     nn.Linear      kernels.linear                                                (modules are replaced)
-    experts        kernels.linear on an expert's rows, kernels.experts for those of gpt-oss
+    experts        kernels.linear on an expert's rows; kernels.experts for gpt-oss
                                                                                  (transformers' experts interface)
     F.linear       torch's F.linear on 16 rows at a time                         (for routers, which call it directly)
 

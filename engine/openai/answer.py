@@ -18,7 +18,7 @@ from engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class AnswerLogprob:
-    """A token's log-probability, and the index of the character of the answer at which its text begins."""
+    """A token's log-probability, and the index of the answer's character at which the token's text begins."""
 
     token: TokenLogprob
     text_offset: int

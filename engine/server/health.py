@@ -40,7 +40,7 @@ class Health:
         if self._async_engine.num_open and self._probe is None:
             stalled, limit = now - worker.last_step_at, stall_limit(worker)
             return None if stalled < limit else f"no step for {stalled:.0f} s, the limit is {limit:.0f}"
-        # Concurrent health checks share the task, so it must not end when the client of one of them disconnects.
+        # Concurrent health checks share the task, so the task must not end when one of their clients disconnects.
         if self._probe is None:
             self._probe = asyncio.create_task(self._generate_token())
             self._probe.add_done_callback(lambda _: setattr(self, "_probe", None))

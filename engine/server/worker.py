@@ -253,7 +253,7 @@ class EngineWorker:
             self._deliver(reports)
 
     def _report(self, output: StepOutput) -> Report | None:
-        """Returns the part of the output that was not delivered before the request was added again; None: no part."""
+        """Returns the part of the output that was not delivered before the request was added again, or None."""
         live = self._live.get(output.request_id)
         if live is None:
             return None
@@ -277,7 +277,10 @@ class EngineWorker:
         return Report(output.request_id, output)
 
     def _recover(self, error: Exception) -> None:
-        """Cancels all requests. The request on probation, or an only request, fails; the others are added again."""
+        """Cancels all requests. If one request is blamed for the error, it fails; the others are added again.
+
+        The request on probation is blamed or, if there is none, a request that was alone in the engine.
+        """
         blamed = self._probation or (next(iter(self._live)) if len(self._live) == 1 else None)
         if not self._clear():
             self._break(error)

@@ -233,7 +233,7 @@ static int run_layer(const struct eagle3 *e, const struct decoder_pass *pass) {
     return 0;
 }
 
-/* Runs the layer on the rows of the level. In `fed_back`, replaces the states of the rows' parents by those of the
+/* Runs the layer on the rows of the level. In `fed_back`, replaces the states of the rows' parents by the states of the
  * rows. */
 static int run_level(const struct eagle3 *e, const struct growth *g, const struct buffers *b,
                      const struct level *level, float *fed_back) {

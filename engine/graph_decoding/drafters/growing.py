@@ -57,7 +57,7 @@ class Levels(Protocol):
     def host_state(self, sequence: Sequence) -> tuple[Tensor, Tensor] | None:
         """Returns the output and the feedback, [H] each, from which the drafter on the host would start its next draft.
 
-        Returns None if that drafter has not observed the pass before the sequence's last token.
+        Returns None if the drafter on the host has not observed the pass before the sequence's last token.
         """
 
 

@@ -13,7 +13,7 @@ Event = dict[str, Any]
 
 
 class Output:
-    """At most one block, the last one, is open at a time."""
+    """The blocks of one message. At most one block, the last one, is open at a time."""
 
     def __init__(self, id_suffix: str) -> None:
         """`id_suffix`: the end of the message's id, which is also part of the ids of tool calls."""

@@ -13,7 +13,7 @@ Event = dict[str, Any]  # without its sequence number
 
 
 class Output:
-    """At most one item is open at a time."""
+    """The items of one response. At most one item, the last one, is open at a time."""
 
     def __init__(self, id_suffix: str) -> None:
         """`id_suffix`: the end of the response's id, which is also part of the ids of items."""

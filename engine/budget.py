@@ -3,8 +3,8 @@
 A forward pass takes T(size) seconds, where the size consists of the number of rows (one per token) and the number of
 keys to which these rows attend (engine/cost.py). The survival of a draft node is the probability that the node is
 accepted. It equals the number of tokens that the node is expected to add to the output of the pass. The value of a node
-is its survival, less the number of tokens that could be generated in the time of the node's attention. The nodes of
-all sequences are sorted by decreasing value. The pass verifies the first k nodes, with the k that maximizes
+is its survival, less the number of tokens that could be generated in the time that the node's attention takes. The
+nodes of all sequences are sorted by decreasing value. The pass verifies the first k nodes, with the k that maximizes
 
     tokens per second = (sequences + sum of survivals) / (T(size) + T_draft)
 

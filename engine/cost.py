@@ -1,7 +1,7 @@
 """Predicts the duration of a forward pass from its rows (one per token) and from the keys that they attend to.
 
-At start-up, passes with a few numbers of rows (called points) are measured with empty contexts. Real passes also have
-contexts, sample tokens and share the machine with other load. The cost model is therefore fitted to real passes:
+At start-up, passes with empty contexts are measured for a few row counts, which are called points. Real passes have
+contexts, they sample tokens, and they share the machine with other load. The cost model is therefore fitted to them:
 
     seconds = correction(rows) * (a * measured(rows) + b * keys + c * row_keys)
 
@@ -21,7 +21,7 @@ _MEASURE_SECONDS = 2.0  # time limit of the measurement; at least two repetition
 _MAX_REPETITIONS = 20
 _RATE = 0.05  # least weight of the latest pass in a correction
 _FADE = 0.995  # each pass multiplies the weight of all earlier passes by this
-_OUTLIER = 1.5  # longer passes are clipped to this multiple of the prediction, since the machine was probably busy
+_OUTLIER = 1.5  # longer passes are clipped to this multiple of the prediction: the machine was probably busy
 _DOUBT = 5.0  # weight of a correction of 1 at every point, as a number of passes
 _UNIT_KEYS = 1000.0  # b and c are stored as the time of this many keys, relative to an empty pass of one row
 # Weights of the penalties on a, b and c. In passes of one row, keys and row_keys are equal, so the weights 1 and 4 make

@@ -1,4 +1,4 @@
-"""The `system_fingerprint` of an engine: digests of everything but the request that determines an answer's tokens.
+"""The `system_fingerprint` of an engine: digests of everything that determines an answer's tokens, except the request.
 
     fp1.WEIGHTS.TOKENIZER.TEMPLATE.BUILD.DEVICE.DTYPE.FORMAT.SAMPLING.ADAPTER
 

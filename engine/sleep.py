@@ -34,7 +34,7 @@ _MADV_DONTNEED = 4
 
 
 class Range(NamedTuple):
-    """Addresses of memory, from `start` up to and without `end`."""
+    """Addresses of memory, from `start` inclusive to `end` exclusive."""
 
     start: int
     end: int

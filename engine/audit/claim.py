@@ -139,7 +139,7 @@ def _token_ids(choice: Fields, vocab_size: int) -> tuple[int, ...]:
     ids, param = choice.get("token_ids"), f"{choice.path}.token_ids"
     if not ids:
         raise InvalidRequest(
-            f"{param} is required, since the text may be tokenised differently when it is read back: "
+            f"{param} is required, because tokenising the text again may give other token ids: "
             "send the request with return_token_ids: true",
             param=param,
             code="missing_token_ids",

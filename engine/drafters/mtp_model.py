@@ -189,7 +189,7 @@ class Mtp(nn.Module):
                 reads tokens one position later.
             positions: [T] int64.
             visible: [T, T] bool. Whether a row attends to a position. A row attends to the positions of its text up to
-                its own.
+                its own position.
 
         Returns: [T, H] after the final norm.
         """

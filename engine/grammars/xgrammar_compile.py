@@ -13,7 +13,7 @@ from engine.grammars.json_schema import MAX_DEPTH, enforceable, load_json
 # on whitespace, a sampled answer of a weak model may consist of line breaks. Source: llama.cpp, which allows at most
 # 20 blanks.
 _WHITESPACE = r'("" | " " | "\r"? "\n" ("\r"? "\n")? [ \t]{0,40})'
-_MAX_COUNT = 64  # xgrammar repeats its whitespace rule up to this often; `_ebnf_of_schema` removes the repetition
+_MAX_COUNT = 64  # xgrammar writes whitespace{0, 64}, from which `_ebnf_of_schema` removes the repetition
 _WHITESPACE_RULE = re.compile(r"^(whitespace(?:_\d+)?) ::= \(\(\[ \\n\\r\\t\]\)\)$", re.MULTILINE)
 _WHITESPACE_USE = re.compile(r'("(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\])|\b(whitespace(?:_\d+)?)\{0, 64\}')
 _MESSAGE_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")

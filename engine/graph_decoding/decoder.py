@@ -119,7 +119,10 @@ class GraphDecoder:
         return bool(self._in_flight)
 
     def decodes(self, sequence: Sequence) -> bool:
-        """Returns whether graph steps decode the sequence; the device must sample its tokens without the host."""
+        """Returns whether graph steps decode the sequence.
+
+        This requires that the device can sample the sequence's tokens without the host.
+        """
         if sequence.request.sampling.num_logprobs is not None or sequence.request.expected_token_ids:
             return False
         return (sequence.root is None or self._stacks is not None) and not needs_adjusting(sequence)
@@ -314,7 +317,7 @@ class GraphDecoder:
     def _assign_slots(part: _Part, outcome: Outcome) -> None:
         """Adds the step's cache slots to the sequence; the device has written the kept slots to the slot table."""
         sequence = part.sequence
-        # If the scheduler has replaced slots by those of a shared block, `_load` writes the new slots to the table.
+        # If the scheduler has replaced slots by the slots of a shared block, `_load` writes the new slots to the table.
         if sequence.num_tabled == len(sequence.slots):
             sequence.num_tabled += 1 + len(outcome.path)
         sequence.slots.append(part.slots[0])

@@ -127,7 +127,7 @@ def check_num_logprobs(num_logprobs: int | None, *, num_tokens: int) -> None:
     if entries > MAX_LOGPROB_ENTRIES:
         raise InvalidRequest(
             f"{num_tokens} tokens with {num_logprobs} top log-probabilities each are {entries} entries, the limit is "
-            f"{MAX_LOGPROB_ENTRIES}; lower max_tokens, n or their number",
+            f"{MAX_LOGPROB_ENTRIES}; lower max_tokens, n or the number of top log-probabilities",
             param="max_tokens",
             code="unsupported_parameter",
         )

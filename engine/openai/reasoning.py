@@ -1,7 +1,7 @@
 """Separates the reasoning trace of a model from its answer.
 
-A chat completion has the trace as `reasoning_content`, which DeepSeek's API, SGLang and vLLM have introduced, and the
-text after it as `content`. With `separate_reasoning: false`, as in SGLang, the trace remains part of the content.
+A chat completion has the trace as `reasoning_content`, as in DeepSeek's API, SGLang and vLLM, and the text after the
+trace as `content`. With `separate_reasoning: false`, as in SGLang, the trace remains part of the content.
 """
 
 import re
@@ -122,7 +122,7 @@ def check_budget(
     if thinking.budget > most:
         raise InvalidRequest(
             f"{BUDGET} is {thinking.budget}, but {by} leaves at most {max(0, most)} for the trace beside its "
-            "markers and one token of the answer: lower it, or raise the limit",
+            "markers and one token of the answer: lower the budget, or raise the limit",
             param=BUDGET,
             code="thinking_budget_too_large",
         )

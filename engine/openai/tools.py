@@ -78,7 +78,7 @@ def call_grammar(use: ToolUse, form: CallForm) -> Grammar | None:
     """Returns the grammar that enforces the options; None if they do not constrain the answer.
 
     Raises: InvalidRequest: the schemas of all tools together are too long.
-    Source: XGrammar's structural tags, whose format the grammar has.
+    Source: the format of XGrammar's structural tags.
     """
     required = use.choice == "required"
     if not required and use.parallel and not any(tool.strict for tool in use.callable):

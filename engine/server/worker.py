@@ -253,7 +253,7 @@ class EngineWorker:
             self._deliver(reports)
 
     def _report(self, output: StepOutput) -> Report | None:
-        """Returns the part of the output that was not delivered before the request was added again, or None."""
+        """Returns the part of the output that was not delivered before the request was added again, if any."""
         live = self._live.get(output.request_id)
         if live is None:
             return None

@@ -1,12 +1,13 @@
 /* Paged tree attention.
  *
  * A row at position p attends to the p + 1 keys at the positions 0 .. p. The slots of the first `prefix_lens[m]` keys
- * are in the sequence's slot table; the slots of the other keys are in the row's path of draft nodes. The online softmax
- * uses blocks of BLOCK positions from position 0. A key's position therefore determines its block, its vector lane and
- * so the order of additions, whether the key is committed or belongs to a draft. The order does not depend on the batch.
+ * are in the sequence's slot table; the slots of the other keys are in the row's path of draft nodes. The online
+ * softmax uses blocks of BLOCK positions from position 0. A key's position therefore determines its block, its vector
+ * lane and so the order of additions, whether the key is committed or belongs to a draft. The order does not depend on
+ * the batch.
  *
- * The positions are divided into spans, so that several threads can share the keys of one row. The sums of the spans are
- * computed separately and then added in the order of the spans.
+ * The positions are divided into spans, so that several threads can share the keys of one row. The sums of the spans
+ * are computed separately and then added in the order of the spans.
  *
  * A tile is a few rows of one sequence. If all rows of a tile attend to a block of positions, the tile reads this block
  * only once. A block is prepared so that each step of a sum is one multiplication by a number of the query: the keys
@@ -67,7 +68,7 @@ struct scores {
 ALWAYS vf exp_to_round(vf x) {
     vf scaled = (vf)_mm512_max_ps(_mm512_set1_ps(-200.0f), (__m512)(x * 1.44269504088896341f)); /* NaN stays NaN */
     vf fraction = (vf)_mm512_reduce_ps((__m512)scaled, _MM_FROUND_TO_NEG_INF);
-    vf power = vf_fma(vf_set(1.34266866e-2f), fraction, vf_set(5.22424690e-2f)); /* 2 ** fraction, by a minimax polynomial */
+    vf power = vf_fma(vf_set(1.34266866e-2f), fraction, vf_set(5.22424690e-2f)); /* 2 ** fraction, as a polynomial */
     power = vf_fma(power, fraction, vf_set(2.41280213e-1f));
     power = vf_fma(power, fraction, vf_set(6.93044841e-1f));
     power = vf_fma(power, fraction, vf_set(1.0f));

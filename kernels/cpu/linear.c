@@ -28,9 +28,9 @@ const int32_t slipstream_int8_signed = 1;
 #endif
 
 #if defined(HAS_DP)
-/* With more rows than this, FMA is faster than VDPBF16PS on Intel's processors, which start eight FMA in the time of one
- * VDPBF16PS. With fewer rows, memory limits the speed of both. Both give the same bits (`tile_pairs`). There is no such
- * choice for int8 weights, because converting them to float32 takes too long. */
+/* With more rows than this, FMA is faster than VDPBF16PS on Intel's processors, which start eight FMA in the time of
+ * one VDPBF16PS. With fewer rows, memory limits the speed of both. Both give the same bits (`tile_pairs`). There is no
+ * such choice for int8 weights, because converting them to float32 takes too long. */
 #define FEW_ROWS 4
 static int pairs_are_slow(void) { return __builtin_cpu_is("intel"); }
 #endif

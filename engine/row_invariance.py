@@ -89,7 +89,7 @@ def check_row_invariance(model: Model, *, folder: Path | None = None) -> RowInva
         if _has_passed(path, key):
             return EXACT
         fault = find_fault(model)
-    except Exception as error:  # a model is served even if the test of it cannot run
+    except Exception as error:  # the model is served even if its test cannot run
         logger.exception("the test of row invariance failed to run")
         return RowInvariance(False, f"the test of row invariance failed to run ({type(error).__name__})")
     if fault is not None:

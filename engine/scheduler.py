@@ -101,7 +101,7 @@ class Scheduler:
         sequence.draft_slots = self.pool.allocate(count)
 
     def commit(self, sequence: Sequence, tokens: Iterable[int], kept_nodes: Iterable[int]) -> None:
-        """Appends sampled tokens. The slots of kept nodes join the sequence; those of other nodes are freed."""
+        """Appends sampled tokens. The slots of kept nodes join the sequence; the slots of other nodes are freed."""
         kept = [sequence.draft_slots[node] for node in kept_nodes]
         self.pool.free([slot for slot in sequence.draft_slots if slot not in kept])
         sequence.draft_slots = []

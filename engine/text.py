@@ -139,7 +139,7 @@ class _Window:
         return piece
 
     def _advance(self) -> None:
-        """Settles all ids, and drops those before the last piece."""
+        """Settles all ids, and drops the ids before the last piece from the window."""
         self._ids = self._ids[self._num_settled_ids :]
         self._num_returned = len(self._tokenizer.decode(self._ids))
         self._num_settled_ids = len(self._ids)

@@ -98,7 +98,7 @@ class DecoderRows:
     attention: AttentionRows
 
 
-# The structures below have the same fields as those of cpu/decoder.c and cpu/ops.h, in the same order.
+# The structures below have the same fields, in the same order, as the structures of cpu/decoder.h and cpu/ops.h.
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),

@@ -85,7 +85,7 @@ def parse_claim(
         raise InvalidRequest(message, param="request.echo", code="unsupported_parameter")
     if values["seed"] is None and parsed.sampling.temperature > 0:
         raise InvalidRequest(
-            "the request has no seed, and the response does not name the one that was used: add response.seed",
+            "the request has no seed, and the response does not name the seed that was used: add response.seed",
             param="response.seed",
             code="missing_seed",
         )

@@ -245,7 +245,7 @@ class Eagle3Drafter(Drafter):
         """Runs the layer on M draft nodes. g: [M, H], the layer's outputs at their parents (`Features.fed_back`)."""
         assert self.keys_values is not None
         node_sequences = [sequences[node.tree] for node in nodes]
-        # A node's row is at the position before the node's token, as the layer's input includes the next token.
+        # A node's row is at the position before the node's token, because the layer's input includes the next token.
         token, position, slot = self._integers(
             [trees[node.tree].token(node.node) for node in nodes],
             [

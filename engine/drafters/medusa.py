@@ -84,7 +84,7 @@ class MedusaDrafter(Drafter):
             prompt: the request's prompt, which is the same for all rows.
         """
         greedy = SamplingParams(max_tokens=1, temperature=0.0)
-        positions = [0] * len(hidden)  # any values will do, since greedy decoding draws no noise
+        positions = [0] * len(hidden)  # any values will do, because greedy decoding draws no noise
         extra = None if self._prompts is None else self._prompts.make(prompt)
         best = self._choose(hidden, last_tokens, [greedy] * len(hidden), positions, [extra] * len(hidden))
         return best.tokens, best.survival

@@ -47,7 +47,7 @@ class Device(Protocol):
         """Queues a copy of `values`, which may be on any device, to `target`, and returns without waiting."""
 
     def fetch(self, source: Tensor) -> Fetch:
-        """Queues a copy of `source` to the host. The copied values are those after the work queued so far."""
+        """Queues a copy of `source` to the host. The copy happens after the work that is already queued."""
 
     def mark(self) -> Mark: ...
 

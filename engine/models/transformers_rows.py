@@ -54,7 +54,7 @@ class RowPass:
     """State of a running pass.
 
     keys, values: per layer [slots, Hkv, D].
-    num_layers: number of layers whose attention has run; num_windowed: those with a sliding window.
+    num_layers: number of layers whose attention has run. num_windowed: number of these layers with a sliding window.
     taps: for each index in tap_layers, the tap [M, H] (engine/models/base.py).
     lora_runs: as in `Rows`.
     """
@@ -264,7 +264,7 @@ def replace_products(model: PreTrainedModel) -> None:
                 setattr(module, name, RowLinear(child.weight.t().contiguous(), child.bias))
             elif isinstance(getattr(child, "gate_up_proj", None), nn.Parameter):
                 _pack_experts(child)
-                trim_heap()  # for every layer, since the peak would otherwise be twice the size of the weights
+                trim_heap()  # for every layer: the peak would otherwise be twice the size of the weights
     trim_heap()
 
 

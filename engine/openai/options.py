@@ -74,7 +74,7 @@ def parse_seed(fields: Fields, default_seed: int | None) -> int:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Returns the seed of a choice. The first choice has the request's seed, so its answer equals that of n = 1.
+    """Returns the seed of a choice. The first choice has the request's seed, so its answer is the same as with n = 1.
 
     Source: splitmix64's finalizer, which maps different inputs to different outputs.
     """

@@ -109,7 +109,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Live:
-    """A request in the engine, or one that waits to be added to it again."""
+    """A request that is in the engine, or that waits to be added to the engine again."""
 
     request: Request
     num_delivered: int = 0  # number of tokens reported
@@ -149,7 +149,7 @@ class EngineWorker:
         self._commands.put(lambda: self._submit(request))
 
     def cancel(self, request_id: str) -> None:
-        """Cancels a request; its last report follows, unless that was delivered already."""
+        """Cancels a request; its last report follows, unless this report was delivered already."""
         self._commands.put(lambda: self._cancel(request_id))
 
     def call(self, function: Callable[[Engine], _Result]) -> Future[_Result]:
@@ -324,5 +324,5 @@ class EngineWorker:
 
 
 def _failure_of(error: Exception) -> GenerationFailed:
-    # The error's text is only logged, since it may contain more than a client should read.
+    # The error's text is only logged, because it may contain more than a client should read.
     return GenerationFailed(f"the engine could not answer this request ({type(error).__name__})")

@@ -55,7 +55,7 @@ struct fusion {
 struct observation {
     int64_t M;
     const void *taps;                                     /* [rows of the pass, K] in the decoder's dtype */
-    const int64_t *pass_rows, *tokens, *positions, *slots; /* [M] each; tokens: those after the rows' positions */
+    const int64_t *pass_rows, *tokens, *positions, *slots; /* [M] each; tokens: the tokens after the positions */
     struct attention_rows rows;
     void *keys, *values; /* the drafter's caches */
     void *read;          /* [M, H] in the decoder's dtype, a result */

@@ -105,7 +105,7 @@ class ModelConfig:
     latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
     mixture: MixtureConfig | None = None
-    # number of KV heads in the cache of this rank (engine/tensor_parallel); None: all
+    # number of KV heads in the cache of this rank (engine/tensor_parallel); None: all KV heads
     num_cached_kv_heads: int | None = None
 
     @property

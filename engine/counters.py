@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Counters:
-    """`kv_usage` is a gauge; all other values only increase."""
+    """The counters of one engine. `kv_usage` is a gauge; all other values only increase."""
 
     num_preemptions: int = 0
     prefix_queries: int = 0  # prompt tokens looked up in the prefix cache

@@ -59,7 +59,7 @@ class Fields:
         return value
 
     def integer(self, name: str, *, at_least: int, at_most: int | None = None) -> int | None:
-        """Returns None if the field is absent."""
+        """Returns the field's value, or None if the field is absent."""
         value = self._values.get(name)
         if value is None:
             return None

@@ -84,7 +84,7 @@ def fit_rows(
 
 
 def _limit(device: torch.device, memory_bytes: int | None, memory_share: float | None) -> int | None:
-    """Returns the bytes that the engine may use; None: no limit was given for a CPU."""
+    """Returns the bytes that the engine may use; None if no limit was given for a CPU."""
     if memory_bytes is not None and memory_share is not None:
         raise ValueError("memory_share must not be given together with memory_bytes")
     if memory_share is not None:

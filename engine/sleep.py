@@ -135,7 +135,7 @@ def _storages(tensors: Iterable[Tensor]) -> Iterator[Range]:
 def _whole_pages(ranges: Iterable[Range]) -> list[Range]:
     """Returns the whole pages in the ranges that are private, writable and not mapped from a file, ascending."""
     merged: list[Range] = []
-    for start, end in sorted(set(ranges)):  # storages overlap where one was made from another's memory
+    for start, end in sorted(set(ranges)):  # two storages overlap if one was made from the other's memory
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
         if merged and first < merged[-1].end:
             merged[-1] = Range(merged[-1].start, max(last, merged[-1].end))

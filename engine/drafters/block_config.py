@@ -31,7 +31,7 @@ _OWN_KEYS = {  # keys of SpecForge and DeepSpec that transformers does not know
 class LayerAttention:
     """The positions that a block's rows attend to in one layer.
 
-    window: number of positions before the anchor; None: all.
+    window: number of positions before the anchor; None: all positions.
     causal: whether a row attends only to itself and the rows before it in its block, instead of to the whole block.
     """
 

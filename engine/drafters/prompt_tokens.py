@@ -62,7 +62,7 @@ class PromptVocabulary:
 
 
 def prompt_vocabulary(enabled: bool, vocab: Tensor, model: Model) -> PromptVocabulary | None:
-    """Returns None if the speculator was trained without prompt tokens (`enabled` is false), or on CUDA."""
+    """Returns a `PromptVocabulary`; None on CUDA, or if the speculator was trained without prompt tokens (`enabled`)."""
     return PromptVocabulary(vocab, model) if enabled and model.device.type == "cpu" else None
 
 

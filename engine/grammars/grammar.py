@@ -71,7 +71,7 @@ class Grammar:
             raise ValueError(f"json_object takes no source, all others need one, got {self.kind} {self.source!r:.40}")
 
     def start(self) -> Constraint:
-        """Raises: ValueError: the grammar is not compiled."""
+        """Returns the constraint of a new answer. Raises: ValueError: the grammar is not compiled."""
         if self.compiled is None:
             raise ValueError(f"the grammar must be compiled before the engine gets it, got an uncompiled {self.kind}")
         return self.compiled.start()

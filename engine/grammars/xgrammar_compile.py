@@ -28,7 +28,10 @@ def new_compiler(vocabulary: list[bytes], stop_token_ids: list[int]) -> xgrammar
 
 
 def compile_source(compiler: xgrammar.GrammarCompiler, kind: str, source: str) -> xgrammar.CompiledGrammar:
-    """Raises: ValueError: the source is invalid; the message is a predicate, to which the caller adds the subject."""
+    """Compiles the source of a grammar.
+
+    Raises: ValueError: the source is invalid; the message is a predicate, to which the caller adds the subject.
+    """
     try:
         match GrammarKind(kind):
             case GrammarKind.JSON_SCHEMA:

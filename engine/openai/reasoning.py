@@ -96,7 +96,7 @@ def parse_thinking(fields: Fields, prompt: Sequence[int], tokenizer: Tokenizer) 
 def _in_channels(
     markers: ThinkMarkers, channels: Channels, prompt: Sequence[int], budget: int | None
 ) -> Thinking | None:
-    """Like `parse_thinking`, for markers with channels. None: the last marker of the prompt is not `start`."""
+    """Like `parse_thinking`, for markers with channels. Returns None if the prompt's last marker is not `start`."""
     if budget is not None:
         raise InvalidRequest(
             f"{BUDGET} is not supported for models that write traces in channels",

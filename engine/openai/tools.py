@@ -49,7 +49,7 @@ class ToolUse:
 
 
 def parse_tools(fields: Fields) -> ToolUse | None:
-    """Returns None if there are no tools, or if none of them may be called.
+    """Returns the request's tools; None if there are no tools, or if none of them may be called.
 
     Raises: InvalidRequest
     """

@@ -8,7 +8,7 @@ _LONGEST_SECONDS = 60
 
 
 class QueueTime:
-    """`now`: seconds of a monotonic clock."""
+    """The rate at which choices end. `now`: seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._ended_at: deque[float] = deque(maxlen=_NUM_REMEMBERED)

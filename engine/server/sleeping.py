@@ -40,7 +40,10 @@ class State(StrEnum):
 
 
 class Sleeping:
-    """`lock` is held while the engine changes its state; the operator's other changes hold it too."""
+    """Puts the engine to sleep and wakes it.
+
+    `lock` is held while the engine changes its state; the operator's other changes hold it too.
+    """
 
     def __init__(self, async_engine: AsyncEngine, sleeper: Sleeper | None, lock: asyncio.Lock) -> None:
         """`sleeper`: None if this engine cannot sleep."""

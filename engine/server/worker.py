@@ -117,7 +117,10 @@ class _Live:
 
 
 class EngineWorker:
-    """`submit`, `cancel` and `call` may be called from any thread; `deliver` is called on the worker's thread."""
+    """Runs the engine on a thread.
+
+    `submit`, `cancel` and `call` may be called from any thread; `deliver` is called on the worker's thread.
+    """
 
     def __init__(self, engine: Engine, *, deliver: Callable[[list[Report]], None]) -> None:
         self.engine = engine

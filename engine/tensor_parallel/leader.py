@@ -1,4 +1,4 @@
-"""The model on rank 0: the engine calls it like any other model, and it tells the other ranks to take part.
+"""The model on rank 0: the engine calls it like any other model, and the model tells the other ranks to take part.
 
 Only rank 0 schedules, budgets, drafts, verifies and samples. If a drafter shares the target's embedding or LM head,
 rank 0 reads the complete matrix from the model's folder when the drafter first uses it.

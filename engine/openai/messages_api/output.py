@@ -1,7 +1,7 @@
 """The content blocks of a message: `thinking` for the reasoning trace, `text`, and a `tool_use` for each call.
 
-Each change is returned as an event of the stream. A message that is not streamed is built in the same way, so it has the
-same blocks as a streamed message.
+Each change is returned as an event of the stream. A message that is not streamed is built in the same way, so it has
+the same blocks as a streamed message.
 """
 
 import json

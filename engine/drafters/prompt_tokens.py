@@ -62,7 +62,10 @@ class PromptVocabulary:
 
 
 def prompt_vocabulary(enabled: bool, vocab: Tensor, model: Model) -> PromptVocabulary | None:
-    """Returns a `PromptVocabulary`; None on CUDA, or if the speculator was trained without prompt tokens (`enabled`)."""
+    """Returns a `PromptVocabulary`, or None on CUDA.
+
+    Also returns None if the speculator was trained without prompt tokens (`enabled` is false).
+    """
     return PromptVocabulary(vocab, model) if enabled and model.device.type == "cpu" else None
 
 

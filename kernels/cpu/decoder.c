@@ -56,8 +56,8 @@ static int64_t claim_item(const struct run *r, int64_t index) {
 }
 
 /* Computes items of a product until none is left. Before each item, the thread claims the following item, whose weights
- * it prefetches during the computation. The item that follows its last item of the product belongs to the next product.
- * `out` is unused for GATE_UP. */
+ * it prefetches during the computation. After the thread's last item of the product, the following item belongs to the
+ * next product. `out` is unused for GATE_UP. */
 static void product_phase(struct worker *w, int64_t index, const void *x, float *out, enum output output) {
     const struct run *r = w->r;
     const struct linear *l = product(r, index);

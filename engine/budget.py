@@ -121,7 +121,7 @@ class DraftBudget:
             estimate.pause -= 1
             estimate.gain = 1.0  # reset, so that the first step after the pause decides whether drafting pauses again
             return 0
-        if estimate.num_steps == 0:  # with many sequences, few nodes of each are worth verifying
+        if estimate.num_steps == 0:  # with many sequences, few nodes per sequence are worth verifying
             return min(self._largest, max(_SPARE_NODES, 2 * self._largest // num_sequences))
         return min(self._largest, int(1.5 * estimate.nodes) + _SPARE_NODES)
 

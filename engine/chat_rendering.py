@@ -33,7 +33,7 @@ from engine.memory_limit import limit_memory
 
 RENDER_SECONDS = 10.0  # common templates take a millisecond
 MEMORY_BYTES = 512 << 20  # in addition to the memory that the process uses when it starts
-MAX_CHARACTERS = 8 << 20  # of a rendered text, which the parent reads and tokenizes
+MAX_CHARACTERS = 8 << 20  # maximum length of a rendered text, which the parent reads and tokenizes
 _START_SECONDS = 120.0
 _ORPHAN_SECONDS = 60  # time limit of a template if the parent has died; otherwise the parent stops the process earlier
 # Errors of templates for unexpected messages, such as a missing key, a wrong type or infinite recursion.

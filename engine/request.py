@@ -143,7 +143,7 @@ class StepOutput:
     finish_reason: FinishReason | None
     speculation: SpeculationStats | None
     failure: NonFiniteLogits | None = None  # set if the finish reason is FAILED
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of prompt[1:], if requested; only in the first output
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # for prompt[1:], if requested; only in the first output
     num_drafted: int | None = None  # draft tokens that the pass verified; None: a prefill, not part of `speculation`
 
 

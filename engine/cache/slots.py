@@ -83,7 +83,7 @@ class SlotPool:
             block.num_users += 1
 
     def release(self, blocks: Sequence[Block]) -> None:
-        for block in reversed(blocks):  # so that a block is evicted before the previous one
+        for block in reversed(blocks):  # so that a later block of a text is evicted before an earlier one
             block.num_users -= 1
             if block.num_users > 0:
                 continue

@@ -49,10 +49,10 @@ class BlockConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    vocab_size: int  # of the target
+    vocab_size: int  # size of the target's vocabulary
     norm_eps: float
     attention_bias: bool
-    attention: tuple[LayerAttention, ...]  # per layer
+    attention: tuple[LayerAttention, ...]  # one entry per layer
     tap_layers: tuple[int, ...]  # numbered as in Drafter.tap_layers
     block_size: int
     mask_token_id: int

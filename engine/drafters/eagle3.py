@@ -119,7 +119,7 @@ class Eagle3Drafter(Drafter):
             raise DrafterError("eagle3 needs a prepared cache and the target's taps")
         if not done.kept:
             return
-        last_rows = [count - 1 for count in accumulate(len(kept.rows) for kept in done.kept)]  # of each part
+        last_rows = [count - 1 for count in accumulate(len(kept.rows) for kept in done.kept)]  # one per part
         if self._grower is not None and last_rows[-1] < _MAX_WHOLE_ROWS:
             rows = [row for kept in done.kept for row in _observed(kept, self.max_position)]
             features = Features(

@@ -59,7 +59,7 @@ class _Row:
     path: tuple[int, ...]
     tree: int = -1  # when drafting: index of the sequence in the batch
     node: int = -1  # index of the node in the tree; -1: the row is at a computed position
-    parent: int = -1  # of a node: index of the parent's row in the previous level
+    parent: int = -1  # for a node: index of the parent's row in the previous level
 
     @property
     def slot(self) -> int:

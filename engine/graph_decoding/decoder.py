@@ -284,7 +284,7 @@ class GraphDecoder:
         size = sum((PassSize.of_rows(num_rows, part.sequence.num_computed) for part in flight.parts), NO_ROWS)
         outputs: list[StepOutput] = []
         kept: list[Kept] = []
-        drafts: list[tuple[Draft, int]] = []  # with the position of the sequence's last token
+        drafts: list[tuple[Draft, int]] = []  # drafts, each with the position of the sequence's last token
         for index, (part, outcome) in enumerate(zip(flight.parts, outcomes, strict=False)):
             sequence = part.sequence
             if self._scheduler.running.get(sequence.request.request_id) is not sequence:

@@ -126,7 +126,7 @@ class _EventMark:
         self._event.record()
 
     def seconds_since(self, earlier: Mark) -> float:
-        assert isinstance(earlier, _EventMark)  # of the same device
+        assert isinstance(earlier, _EventMark)  # a mark of the same device
         self._event.synchronize()
         return float(earlier._event.elapsed_time(self._event)) / 1000.0
 
@@ -160,5 +160,5 @@ class _ClockMark:
         self._at = time.perf_counter()
 
     def seconds_since(self, earlier: Mark) -> float:
-        assert isinstance(earlier, _ClockMark)  # of the same device
+        assert isinstance(earlier, _ClockMark)  # a mark of the same device
         return self._at - earlier._at

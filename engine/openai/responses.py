@@ -29,7 +29,7 @@ class Head:
     model: str
     seed: int
     limits: tuple[TokenLimit, ...]  # by index of the choice
-    fingerprint: str | None = None  # of the engine with the request's adapter
+    fingerprint: str | None = None  # fingerprint of the engine with the request's adapter
 
     def fields(self, kind: str) -> dict[str, Any]:
         return {

@@ -16,7 +16,7 @@ PROBE_SECONDS = 30.0  # time limit for the token that the check generates
 # slow CPU, and the first steps load the model's pages into memory, so there is a minimum.
 STALL_FACTOR = 20
 STALL_SECONDS = (10.0, 60.0)  # minimum and maximum of the limit
-MIN_OBSERVED_STEPS = 200  # with fewer steps, the longest one is not representative
+MIN_OBSERVED_STEPS = 200  # with fewer steps, the longest step is not representative
 
 
 class Health:

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 
-_NUM_REMEMBERED = 32  # the rate is computed from this many latest ends
+_NUM_REMEMBERED = 32  # the rate is computed from the times at which this many choices ended last
 _LONGEST_SECONDS = 60
 
 

@@ -152,7 +152,7 @@ class ShardedModel:
         with _ending_the_rank_on_failure():
             send(self._shard.group, Kind.LOGITS, hidden.view(-1).view(torch.uint8))
             logits = self._shard.logits(hidden)
-        assert logits is not None  # on rank 0
+        assert logits is not None  # true on rank 0
         return logits
 
     def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:

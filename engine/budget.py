@@ -3,8 +3,8 @@
 A forward pass takes T(size) seconds, where the size consists of the number of rows (one per token) and the number of
 keys to which these rows attend (engine/cost.py). The survival of a draft node is the probability that the node is
 accepted. It equals the number of tokens that the node is expected to add to the output of the pass. The value of a node
-is its survival, less the number of tokens that could be generated in the time that its attention takes. The nodes of
-all sequences are sorted by decreasing value. The pass verifies the first k nodes, with the k that maximizes
+is its survival, less the number of tokens that could be generated in the time that the node's attention takes. The
+nodes of all sequences are sorted by decreasing value. The pass verifies the first k nodes, with the k that maximizes
 
     tokens per second = (sequences + sum of survivals) / (T(size) + T_draft)
 
@@ -31,7 +31,7 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 256  # length of a pause, in steps
 _FIRST_STEPS = 3  # number of warm-up steps of the drafter; the shortest of their draft times is used
 _OUTLIER = 1.5  # longer draft times are clipped to this multiple of the average
 _PROBING_SHARE = 0.01  # share of the time that may be spent on testing, after pauses, whether drafting pays again
-_LEAST_GAIN = 0.995  # drafting pauses below this gain; a gain between this and 1 is too small a loss to pause for
+_LEAST_GAIN = 0.995  # drafting pauses below this gain; between this gain and 1, the loss is too small for a pause
 _MAX_BUCKET_NODES = 1000.0  # when a bucket has this many nodes, its counts are halved
 _SPARE_NODES = 4  # nodes requested in addition to the number that was recently worth verifying
 
@@ -121,7 +121,7 @@ class DraftBudget:
             estimate.pause -= 1
             estimate.gain = 1.0  # reset, so that the first step after the pause decides whether drafting pauses again
             return 0
-        if estimate.num_steps == 0:  # with many sequences, few nodes of each are worth verifying
+        if estimate.num_steps == 0:  # with many sequences, few nodes per sequence are worth verifying
             return min(self._largest, max(_SPARE_NODES, 2 * self._largest // num_sequences))
         return min(self._largest, int(1.5 * estimate.nodes) + _SPARE_NODES)
 
@@ -159,7 +159,8 @@ class DraftBudget:
             rate = expected / (self._cost.seconds_of(rows + taken, keys + taken, row_keys) + estimate.draft_seconds)
             if rate > best_rate:
                 best_rate, best_taken, best_expected = rate, taken, expected
-        # The gain leaves out the rows of other sequences: in a pass with a long prompt, drafts hardly change the rate.
+        # The gain is computed without the rows of other sequences, because drafts hardly change the rate of a pass with
+        # a long prompt.
         best_row_keys = sum(contexts[index] + 1 for _, index, _, _ in offers[:best_taken])
         best_size = size + PassSize(best_taken, best_taken, best_row_keys)
         drafted_rate = best_expected / self._pass_seconds(best_size, estimate)
@@ -204,7 +205,10 @@ def _average(old: float, new: float) -> float:
 
 
 def _closed(draft: Draft, nodes: set[int]) -> Draft:
-    """Keeps the `nodes` whose ancestors are all in `nodes`, because calibration can rank a child above its parent."""
+    """Returns the draft cut to the `nodes` whose ancestors are all in `nodes`.
+
+    `nodes` may lack the parent of a node, because calibration can rank a child above its parent.
+    """
     kept: list[int] = []
     for node in sorted(nodes):
         if draft.parents[node] < 0 or draft.parents[node] in kept:

@@ -1,9 +1,9 @@
 """Renders chat templates in a separate process with limits of memory and time.
 
-A template is a customer's program. The sandbox of jinja, in which `transformers` runs it, limits what a template can
-reach, but neither its memory nor its time: `{{ 'x' * 10**10 }}` is a single call that cannot be interrupted. The
-rendering process therefore limits its own memory, and its parent kills it if a template takes too long. Only the
-request with that template fails.
+A template is a customer's program. `transformers` runs it in jinja's sandbox, which limits the objects that a template
+can access. The sandbox limits neither memory nor time: `{{ 'x' * 10**10 }}` is a single call that cannot be
+interrupted. The rendering process therefore limits its own memory, and its parent kills it if a template takes too
+long. Only the request with that template fails.
 
     ChatRendering ─ one request per line, as JSON ─▶ main ─ limits, render
                   ◀──── the text, or an error ──────────┘
@@ -33,9 +33,9 @@ from engine.memory_limit import limit_memory
 
 RENDER_SECONDS = 10.0  # common templates take a millisecond
 MEMORY_BYTES = 512 << 20  # in addition to the memory that the process uses when it starts
-MAX_CHARACTERS = 8 << 20  # of a rendered text, which the parent reads and tokenizes
+MAX_CHARACTERS = 8 << 20  # maximum length of a rendered text, which the parent reads and tokenizes
 _START_SECONDS = 120.0
-_ORPHAN_SECONDS = 60  # a process without a parent ends then; a living parent kills it after RENDER_SECONDS
+_ORPHAN_SECONDS = 60  # time limit of a template if the parent has died; otherwise the parent stops the process earlier
 # Errors of templates for unexpected messages, such as a missing key, a wrong type or infinite recursion.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 

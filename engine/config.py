@@ -105,7 +105,7 @@ class ModelConfig:
     latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
     mixture: MixtureConfig | None = None
-    # number of KV heads in the cache of this rank (engine/tensor_parallel); None: all
+    # number of KV heads in the cache of this rank (engine/tensor_parallel); None: all KV heads
     num_cached_kv_heads: int | None = None
 
     @property
@@ -119,7 +119,10 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, model_dir: Path) -> "ModelConfig":
-        """Raises: ModelNotLoadable: config.json is not readable, or engine/models has no decoder for the model."""
+        """Reads the folder's config.json.
+
+        Raises: ModelNotLoadable: config.json is not readable, or engine/models has no decoder for the model.
+        """
         return cls.from_values(read_config(model_dir), generation_eos(model_dir))
 
     @classmethod
@@ -261,11 +264,11 @@ def _mixture(values: Mapping[str, Any]) -> MixtureConfig | None:
 
 
 MAX_DRAFT_BUDGET = 256
-# bf16: quantized weights are converted to bfloat16, and the model is computed in it.
+# bf16: quantized weights are converted to bfloat16, and the model is computed in bfloat16.
 # int8: the weights of attention, MLP and output head are int8 with one scale per output.
 # fp8: like int8, but in 8-bit floating point; on CUDA only.
-# int4: the weights of attention and MLP are int4 with one scale per output and group of 32 columns, and those of the
-#     output head are int8; on CPUs only.
+# int4: the weights of attention and MLP are int4 with one scale per output and group of 32 columns, and the weights of
+#     the output head are int8; on CPUs only.
 WEIGHT_FORMATS = ("auto", "bf16", "int8", "int4", "fp8")
 
 
@@ -274,11 +277,11 @@ class EngineConfig:
     max_batch_size: int = 16
     max_seq_len: int | None = None  # None: the model's maximum
     kv_cache_bytes: int = 1 << 30  # reserved at the start; the system provides physical memory as the cache fills
-    prefill_chunk: int = 256  # a prompt's chunks end at multiples of this position, whatever else is in the pass
+    prefill_chunk: int = 256  # chunks of a prompt end at multiples of this length, whatever other rows a pass has
     draft_budget: int | None = None  # nodes per sequence and step; None: decided from measured costs (engine/budget.py)
     dtype: str = "auto"  # auto: the dtype of the published weights
     weights: str = "auto"  # auto: the format of the checkpoint; for the other formats see WEIGHT_FORMATS
-    kv_dtype: str = "auto"  # dtype of the KV cache. auto: the model's dtype; bf16 or float32 must equal it
+    kv_dtype: str = "auto"  # dtype of the KV cache. auto: the model's dtype. No other dtype is supported
     device: str = "auto"
     graph_decoding: str = "auto"  # auto: on CUDA only; on: on every device; off: nowhere
     tensor_parallel: int = 1  # number of processes that share the model (engine/tensor_parallel)

@@ -1,15 +1,15 @@
 """Predicts the duration of a forward pass from its rows (one per token) and from the keys that they attend to.
 
-At start-up, passes with a few numbers of rows (called points) are measured with empty contexts. Real passes also have
-contexts, sample tokens and share the machine with other load. The cost model is therefore fitted to real passes:
+At start-up, passes with empty contexts are measured for a few row counts, which are called points. Real passes have
+contexts, they sample tokens, and they share the machine with other load. The cost model is therefore fitted to them:
 
     seconds = correction(rows) * (a * measured(rows) + b * keys + c * row_keys)
 
 The coefficients a, b and c minimize the squared errors of the recent passes. Errors are relative to a pass's time,
-so that a pass delayed by other load has little weight. Since passes of one kind do not determine all three, deviations
-from a = 1 and b = c = 0 are penalized. The correction is the average ratio of a real pass's time to its fitted time.
-Each pass updates the corrections of the two points between which its number of rows lies. `PassSize` explains rows,
-keys and row_keys.
+so that a pass delayed by other load has little weight. Passes of one kind do not determine all three coefficients, so
+deviations from a = 1 and b = c = 0 are penalized. The correction is the average ratio of a real pass's time to its
+fitted time. Each pass updates the corrections of the two points between which its number of rows lies. `PassSize`
+explains rows, keys and row_keys.
 """
 
 import bisect
@@ -21,11 +21,11 @@ _MEASURE_SECONDS = 2.0  # time limit of the measurement; at least two repetition
 _MAX_REPETITIONS = 20
 _RATE = 0.05  # least weight of the latest pass in a correction
 _FADE = 0.995  # each pass multiplies the weight of all earlier passes by this
-_OUTLIER = 1.5  # longer passes are clipped to this multiple of the prediction, since the machine was probably busy
+_OUTLIER = 1.5  # longer passes are clipped to this multiple of the prediction: the machine was probably busy
 _DOUBT = 5.0  # weight of a correction of 1 at every point, as a number of passes
 _UNIT_KEYS = 1000.0  # b and c are stored as the time of this many keys, relative to an empty pass of one row
-# Weights of the penalties on a, b and c. In passes of one row, keys and row_keys are equal. There the weights 1 and 4
-# make c a quarter of b, because reading keys takes longer than a row's products with them.
+# Weights of the penalties on a, b and c. In passes of one row, keys and row_keys are equal, so the weights 1 and 4 make
+# c a quarter of b. The value of b is larger because reading keys takes longer than a row's products with the keys.
 _PENALTIES = (0.5, 1.0, 4.0)
 _DEFAULTS = (1.0, 0.0, 0.0)
 _LEAST = (0.8, 0.0, 0.0)  # lower limits of a, b and c; real passes are hardly faster than the fastest measured one
@@ -164,7 +164,7 @@ def _solved(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> _Three
 
 
 def _rising(seconds: Sequence[float]) -> list[float]:
-    """Makes the times non-decreasing, because a larger pass that was measured as faster is noise."""
+    """Makes the times non-decreasing. A larger pass that was measured as faster than a smaller one is noise."""
     rising: list[float] = []
     for value in seconds:
         rising.append(max(value, rising[-1]) if rising else value)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Counters:
-    """`kv_usage` is a gauge; all other values only increase."""
+    """The counters of one engine. `kv_usage` is a gauge; all other values only increase."""
 
     num_preemptions: int = 0
     prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
@@ -14,7 +14,7 @@ class Counters:
     num_drafts: int = 0  # number of verifications, one per sequence and pass
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)  # [i]: verifications that accepted over i tokens
+    accepted_per_position: list[int] = field(default_factory=list)  # [i]: verifications that accepted more than i
 
     def record(self, *, drafted: int, accepted: int) -> None:
         """Records the verification of one sequence in a pass."""

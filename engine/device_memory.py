@@ -1,4 +1,4 @@
-"""The memory of a device: that of a GPU, or that of the machine within the limits of this process's control groups."""
+"""The total memory of a device: a GPU's memory, or the machine's memory within the limits of this process's cgroups."""
 
 import os
 from collections.abc import Iterator

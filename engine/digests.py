@@ -1,7 +1,7 @@
-"""SHA-256 of a model's files. A cache on disk holds the digests of files that have not changed since.
+"""SHA-256 of a model's files. Digests are cached on disk, and a cached digest is valid until its file changes.
 
 The cache's key holds the file's inode, size and times. A change of the contents always changes the time of the last
-status change (ctime), which no program can set; only changes within one tick of the clock could go unnoticed, so the
+status change (ctime), which no program can set. Two changes within one tick of the clock give the same ctime, so the
 digest of a file that was changed a moment ago is not stored.
 """
 

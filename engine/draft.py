@@ -13,7 +13,7 @@ class Draft:
 
     tokens: [N]. Proposed token of each node.
     parents: [N]. Index of the parent node, -1 for children of the last committed token.
-    survival: [N]. Estimated probability that the node is accepted; never above its parent's.
+    survival: [N]. Estimated probability that the node is accepted; never above the survival of its parent.
     """
 
     tokens: tuple[int, ...]

@@ -112,7 +112,7 @@ def _merged(passes: Many[Pass]) -> Pass | None:
     first_row = 0
     for done in passes:
         for part in done.kept:
-            if part.sequence.table_row < 0:  # the sequence ended or was preempted since
+            if part.sequence.table_row < 0:  # the sequence ended or was preempted after the pass
                 continue
             rows = tuple(first_row + row for row in part.rows)
             pieces = kept.setdefault(part.sequence, [])

@@ -59,7 +59,7 @@ class Fields:
         return value
 
     def integer(self, name: str, *, at_least: int, at_most: int | None = None) -> int | None:
-        """Returns None if the field is absent."""
+        """Returns the field's value, or None if the field is absent."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -120,9 +120,9 @@ def reject_unsupported(fields: Fields, *, known: Collection[str]) -> None:
 
 
 def encodable(text: str, *, param: str) -> str:
-    """Returns the text if UTF-8 can encode it: JSON can escape half of a surrogate pair, which UTF-8 cannot encode.
+    """Returns the text if UTF-8 can encode it.
 
-    Raises: InvalidRequest.
+    JSON can contain half of a surrogate pair as an escape, which UTF-8 cannot encode. Raises: InvalidRequest.
     """
     try:
         text.encode()

@@ -1,10 +1,10 @@
-"""The `system_fingerprint` of an engine: digests of all that determines an answer's tokens, apart from the request.
+"""The `system_fingerprint` of an engine: digests of everything that determines an answer's tokens, except the request.
 
     fp1.WEIGHTS.TOKENIZER.TEMPLATE.BUILD.DEVICE.DTYPE.FORMAT.SAMPLING.ADAPTER
 
-Two engines with equal fingerprints give equal answers, bit for bit, so one can audit the answers of the other
-(engine/audit). The parts are separate, so that a mismatch can be named. A drafter has no part, because it does not
-change an answer.
+Two engines with equal fingerprints give equal answers, bit for bit, so each of them can audit the other's answers
+(engine/audit). The parts are separate, so that an error message can name the parts that differ. There is no part for
+the drafter, because a drafter does not change an answer.
 """
 
 import functools
@@ -46,7 +46,7 @@ class Fingerprint:
     weights: str  # config.json and safetensors
     tokenizer: str
     template: str  # chat templates
-    build: str  # sources, packages that compute, machine code of the CPU kernels
+    build: str  # sources, versions of the packages that compute answers, machine code of the CPU kernels
     device: str  # type of the device, and a digest of its model and abilities
     dtype: str
     format: str  # format of the weights in matrix products, such as int8

@@ -83,8 +83,8 @@ def _check_int4(config: ModelConfig, device: torch.device) -> None:
 def load_drafter(name: str, model: Model, speculator_dir: Path | None, *, model_dir: Path | None = None) -> Drafter:
     """Loads a drafter for the model.
 
-    model_dir: the model's folder. If it is given, its tokenizer and chat template must be those of the training, and a
-        draft model must have the same vocabulary as the model.
+    model_dir: the model's folder. If it is given, the speculator must have been trained with the folder's tokenizer and
+        chat template, and a draft model must have the same vocabulary as the model.
 
     Raises: SpeculatorNotLoadable: the drafter is unknown, or the folder holds no such speculator for this model.
     """

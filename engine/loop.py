@@ -4,9 +4,9 @@ One step makes one forward pass. Its rows are chunks of prompts, the last token 
 draft nodes below that token. Verification keeps the nodes whose tokens equal the sampled ones, and the cache slots of
 kept nodes move into the sequence's slot table. The drafts determine the speed of decoding and never its output.
 
-On a GPU, most sequences decode in captured graphs (engine/graph_decoding). Sequences whose tokens only the host can
-sample decode in a synchronous pass, together with chunks of prompts. A step then makes the synchronous pass, launches
-the next graph step, and returns the tokens of this pass and of the previous graph step.
+On a GPU, most sequences decode in captured graphs (engine/graph_decoding). If only the host can sample the tokens of a
+sequence, the sequence decodes in a synchronous pass, together with chunks of prompts. A step then makes this pass,
+launches the next graph step, and returns the tokens of the pass and of the previous graph step.
 """
 
 import time
@@ -126,8 +126,9 @@ class Engine:
         return counters
 
     def fingerprint(self, adapter: str | None = None) -> Fingerprint | None:
-        """Returns the fingerprint of answers with this adapter (None: the default one); None if the engine was not
-        loaded from a folder.
+        """Returns the fingerprint of answers with this adapter, or with the default adapter if `adapter` is None.
+
+        Returns None if the engine was not loaded from a folder.
 
         Raises: ValueError: the adapter is unknown.
         """
@@ -368,7 +369,7 @@ class Engine:
         return replace(output, num_drafted=len(draft))
 
     def _until_end(self, sequence: Sequence, tokens: tuple[int, ...]) -> tuple[list[int], FinishReason | None]:
-        """Returns the tokens up to the end of the answer, and why it ends; None: none of the tokens ends the answer."""
+        """Returns the tokens up to the end of the answer, and why it ends, or None if no token ends the answer."""
         sampling = sequence.request.sampling
         stops = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids | self.eos_token_ids
         kept: list[int] = []
@@ -394,5 +395,5 @@ def _size_of(parts: Iterable[tuple[Sequence, int]]) -> PassSize:
 
 
 def _logprobs(logits: Tensor, verdict: Verdict, tokens: Many[int], count: int) -> tuple[TokenLogprob, ...]:
-    rows = (0, *(node + 1 for node in verdict.path))  # row 0 is that of the last token, row i + 1 that of node i
+    rows = (0, *(node + 1 for node in verdict.path))  # row 0 belongs to the last token, row i + 1 to node i
     return tuple(token_logprobs(logits[row], token, count) for row, token in zip(rows, tokens, strict=False))

@@ -33,8 +33,8 @@ def fit(
     """Returns the config with the size of KV cache that fits; the same config if the model's sizes are unknown.
 
     Args:
-        memory_bytes: memory that the engine may use, all ranks together; None: nearly all that is free on a GPU, and
-            on a CPU as much as `config.kv_cache_bytes` needs.
+        memory_bytes: memory that the engine may use, all ranks together. None: on a GPU, nearly all free memory; on a
+            CPU, as much as `config.kv_cache_bytes` needs.
         memory_share: memory that the engine may use, as a share of the device's memory, above 0 and at most 1.
         further_speculator_dirs: speculators of the other engines, which are loaded at the same time.
         drafter: name as in `load_drafter`. If it includes `native_mtp`, memory for the target's own module is planned.
@@ -84,7 +84,7 @@ def fit_rows(
 
 
 def _limit(device: torch.device, memory_bytes: int | None, memory_share: float | None) -> int | None:
-    """Returns the bytes that the engine may use; None: no limit was given for a CPU."""
+    """Returns the bytes that the engine may use; None if no limit was given for a CPU."""
     if memory_bytes is not None and memory_share is not None:
         raise ValueError("memory_share must not be given together with memory_bytes")
     if memory_share is not None:

@@ -23,7 +23,7 @@ class PredictionFollower:
         for position, pair in enumerate(pairwise(prediction)):
             self._pairs.setdefault(pair, []).append(position)
         self._next = 0  # position of the next predicted token
-        self._num_agreeing = 0  # tokens since the last difference
+        self._num_agreeing = 0  # number of agreeing tokens since the last difference
         self._is_following = True
         self._last: int | None = None
         self.num_accepted = 0

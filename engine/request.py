@@ -42,7 +42,7 @@ class SamplingParams:
     seed: int = 0  # 64 bits
     stop_token_ids: frozenset[int] = frozenset()  # in addition to the model's end-of-sequence ids
     ignore_eos: bool = False
-    num_logprobs: int | None = None  # k: log-probabilities of the sampled and of the k likeliest tokens; None: none
+    num_logprobs: int | None = None  # k: log-probabilities of the sampled token and the k likeliest; None: not wanted
     prompt_logprobs: bool = False  # whether the prompt's tokens get log-probabilities as well; requires num_logprobs
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     adapter: str | None = None  # name of a loaded LoRA adapter
-    # the name of a group of requests; drafters may copy from past answers of the same group. None: from no past answers
+    # the name of a group of requests; drafters may copy from past answers of the same group. None: no copying
     memory: str | None = None
     expected_token_ids: tuple[int, ...] = ()  # an answer to verify (engine/audit), which replaces the drafter's drafts
     # text that the answer will probably repeat; its next tokens are drafted while the answer so far agrees with it
@@ -143,8 +143,8 @@ class StepOutput:
     finish_reason: FinishReason | None
     speculation: SpeculationStats | None
     failure: NonFiniteLogits | None = None  # set if the finish reason is FAILED
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of prompt[1:], if requested; only in the first output
-    num_drafted: int | None = None  # draft tokens that the pass verified; None: a prefill, which `speculation` omits
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # for prompt[1:], if requested; only in the first output
+    num_drafted: int | None = None  # draft tokens that the pass verified; None: a prefill, not part of `speculation`
 
 
 @dataclass(frozen=True, slots=True)

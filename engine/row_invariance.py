@@ -1,9 +1,9 @@
 """Tests on the machine at hand that a row has the same bits whatever the other rows of its pass are.
 
 Speculation leaves the output unchanged only if rows are invariant in this sense (docs/design.md, "Equal logits"). The
-test suite proves it on the machines that run the suite. This module tests it at start-up on the device that will serve,
-with the model's own weights: every product alone, and one layer of each shape, which reads a text in one pass, in
-chunks, in a batch and as draft trees.
+test suite tests row invariance on the machines that run the suite. This module tests it at start-up on the device that
+will serve, with the model's own weights: every product alone, and one layer of each shape, which reads a text in one
+pass, in chunks, in a batch and as draft trees.
 
 The row counts are those at which a kernel changes how it divides the rows; the comment at `_ROW_COUNTS` says why no
 other count can differ. The result depends on the shapes and not on the values of the weights. A success is therefore
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 TestedModel = Decoder | Deepseek | ShardedModel
 
 _CACHE = "row_invariance"
-# These counts make the kernels divide rows in every way to which any number of rows can lead.
+# With these counts, the kernels divide rows in every way that can occur for any number of rows.
 # CPU: a product is computed in tiles of 1 to 8 rows. Each height of a tile has its own compiled variant, and the counts
 # of 1 to 8 run every variant. A larger pass is a sequence of such tiles. Without the C kernels, tiles have 16 rows.
 # CUDA: a program computes 1, 2, 4 or 8 tiles of 16 rows; the counts run each number of tiles with its last tile full
@@ -89,7 +89,7 @@ def check_row_invariance(model: Model, *, folder: Path | None = None) -> RowInva
         if _has_passed(path, key):
             return EXACT
         fault = find_fault(model)
-    except Exception as error:  # a model is served even if the test of it cannot run
+    except Exception as error:  # the model is served even if its test cannot run
         logger.exception("the test of row invariance failed to run")
         return RowInvariance(False, f"the test of row invariance failed to run ({type(error).__name__})")
     if fault is not None:

@@ -7,7 +7,7 @@ A sequence is admitted when there are slots for its prompt and its answer so far
 one slot. When no slot is left, the latest admitted sequence is preempted: its slots are freed, and it is prefilled
 again later. The scheduler does not handle tensors.
 
-Prompts are read in turns of one chunk, so a short prompt does not wait until the long ones before it have been read.
+Prompts are read in turns of one chunk, so a short prompt does not wait until earlier long prompts have been read.
 """
 
 from collections import deque
@@ -36,7 +36,7 @@ class Scheduler:
     def __init__(self, num_slots: int, *, max_batch_size: int, prefill_chunk: int, prefill_rows: int) -> None:
         """
         Args:
-            prefill_chunk: chunks of a prompt end at multiples of this position.
+            prefill_chunk: chunks of a prompt end at multiples of this length.
             prefill_rows: no further chunk is added to a pass that has this many prefill rows.
         """
         self.pool = SlotPool(num_slots)
@@ -101,7 +101,7 @@ class Scheduler:
         sequence.draft_slots = self.pool.allocate(count)
 
     def commit(self, sequence: Sequence, tokens: Iterable[int], kept_nodes: Iterable[int]) -> None:
-        """Appends sampled tokens. The slots of kept nodes join the sequence; those of other nodes are freed."""
+        """Appends sampled tokens. The slots of kept nodes join the sequence; the slots of other nodes are freed."""
         kept = [sequence.draft_slots[node] for node in kept_nodes]
         self.pool.free([slot for slot in sequence.draft_slots if slot not in kept])
         sequence.draft_slots = []

@@ -12,10 +12,11 @@ from engine.token_counts import TokenCounts
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The keys and values of tokens[:num_computed] are in the cache; the other tokens are pending.
+    """The tokens of a request, and what the engine has computed for them.
 
-    During prefill, the pending tokens are those of the prompt. Afterwards exactly one token is pending, the last
-    sampled one. A preempted sequence starts again with `num_computed` = 0 and prefills its prompt and answer so far.
+    The keys and values of tokens[:num_computed] are in the cache; the other tokens are pending. During prefill, the
+    pending tokens belong to the prompt. Afterwards exactly one token is pending, the last sampled one. A preempted
+    sequence starts again with `num_computed` = 0 and prefills its prompt and answer so far.
     """
 
     request: Request
@@ -30,9 +31,9 @@ class Sequence:
     slots: list[int] = field(default_factory=list)  # slots[i] is the cache slot of position i
     blocks: list[Block] = field(default_factory=list)  # blocks[i] is the i-th full block of positions
     draft_slots: list[int] = field(default_factory=list)  # cache slots of the current draft nodes
-    found_blocks: list[Block] = field(default_factory=list)  # of a waiting request: cached blocks of its prefix
+    found_blocks: list[Block] = field(default_factory=list)  # for a waiting request: cached blocks of its prefix
     token_counts: TokenCounts | None = None  # None until a penalty is applied
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # [i]: of prompt[i + 1], if requested
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # [i]: for prompt[i + 1], if requested
 
     @property
     def needs_prompt_logits(self) -> bool:

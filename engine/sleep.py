@@ -34,7 +34,7 @@ _MADV_DONTNEED = 4
 
 
 class Range(NamedTuple):
-    """Addresses of memory, from `start` up to and without `end`."""
+    """Addresses of memory, from `start` inclusive to `end` exclusive."""
 
     start: int
     end: int
@@ -80,8 +80,8 @@ class Sleeper:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (it stays open until the engine wakes)
         try:
             cache = self._engine.cache
-            # Only the pages of the tensors themselves, because their storages may also hold small weights. These pages
-            # read as zeros from now on.
+            # Gives back only the pages of the tensors themselves, because their storages may also hold small weights.
+            # The pages read as zeros from now on.
             _give_back(
                 _whole_pages(_extent(values) for values in (*cache.keys, *cache.values) if values.is_contiguous())
             )
@@ -135,7 +135,7 @@ def _storages(tensors: Iterable[Tensor]) -> Iterator[Range]:
 def _whole_pages(ranges: Iterable[Range]) -> list[Range]:
     """Returns the whole pages in the ranges that are private, writable and not mapped from a file, ascending."""
     merged: list[Range] = []
-    for start, end in sorted(set(ranges)):  # storages overlap where one was made from another's memory
+    for start, end in sorted(set(ranges)):  # two storages overlap if one was made from the other's memory
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
         if merged and first < merged[-1].end:
             merged[-1] = Range(merged[-1].start, max(last, merged[-1].end))

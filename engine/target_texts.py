@@ -18,7 +18,7 @@ def target_texts(model_dir: Path) -> dict[str, str]:
 
 
 def check_target_texts(speculator_dir: Path, model_dir: Path) -> None:
-    """Compares the digests that the training recorded with those of the model.
+    """Compares the digests that the training recorded with the model's digests.
 
     A speculator without recorded digests, such as an imported one, is accepted. Raises: SpeculatorNotLoadable: the
     tokenizer or the chat template differs.

@@ -1,6 +1,6 @@
 """Incremental decoding of token ids to text, and stop strings.
 
-The concatenated pieces of text that a stream returns equal the decoding of all ids at once, cut before the stop string
+A stream returns the text in pieces. The joined pieces equal the decoding of all ids at once, cut before the stop string
 that is completed first. If several stop strings are completed at the same character, the longest one counts. The text
 is the same for every division of the ids among the calls, so it does not depend on the number of tokens per engine
 step.
@@ -8,9 +8,10 @@ step.
     ids ─ decode the latest ids ─ settled text ─ hold back what may begin a stop string ─ returned text
 
 Text is settled when no later token can change it. If the text is the UTF-8 decoding of the tokens' bytes, each byte is
-decoded once, and only an incomplete character at the end is not settled. For other tokenizers, a window of latest ids
-is decoded again. It starts with the last settled piece, because some tokenizers drop the space before the first token.
-Its text is not settled within a run of byte tokens, because a run is decoded as a whole, when it ends.
+decoded once, and only an incomplete character at the end is not settled. For other tokenizers, each call decodes a
+window of the latest ids again. The window starts with the last settled piece, because some tokenizers drop the space
+before the first token. Within a run of byte tokens, the window's text is not settled, because a run is decoded as a
+whole, when it ends.
 
 The work is linear in the number of ids, whatever the ids are. The server relies on this, because it decodes text in its
 event loop.
@@ -139,7 +140,7 @@ class _Window:
         return piece
 
     def _advance(self) -> None:
-        """Settles all ids, and drops those before the last piece."""
+        """Settles all ids, and drops the ids before the last piece from the window."""
         self._ids = self._ids[self._num_settled_ids :]
         self._num_returned = len(self._tokenizer.decode(self._ids))
         self._num_settled_ids = len(self._ids)

@@ -55,7 +55,7 @@ class ThinkMarkers:
 def find_markers(
     template: str, added_tokens: Mapping[str, int], encode: Callable[[str], Sequence[int]]
 ) -> ThinkMarkers | None:
-    """Returns the markers that occur in the chat template and are added tokens of the vocabulary; None: there are none.
+    """Returns the markers that occur in the chat template and are added tokens of the vocabulary, or None.
 
     encode: returns the token ids of a text, without special tokens.
     """

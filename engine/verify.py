@@ -1,7 +1,7 @@
 """Verification: keeps the path of draft nodes whose tokens equal the tokens that are sampled at their parents.
 
 The sampled token depends only on logits, seed, position and preceding tokens (kernels/sampling.py, engine/adjust.py).
-So the kept tokens, followed by the first sampled token that no child proposes, are those of plain decoding.
+So the kept tokens, followed by the first sampled token that no child proposes, are the tokens of plain decoding.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from kernels.sampling import finite_rows, greedy_tokens, sample_token
 class Verdict:
     """path: kept nodes, top down. tokens: the tokens of the kept nodes and one more token, sampled from the target.
 
-    failed: the logits from which that token would be sampled are not finite; it is then missing from `tokens`.
+    failed: the logits for this additional token are not finite, so `tokens` has only the tokens of the kept nodes.
     """
 
     path: tuple[int, ...]

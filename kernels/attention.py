@@ -1,13 +1,13 @@
 """Paged tree attention whose rows (query tokens) depend only on their own keys.
 
 A slot is an index into the KV cache. A row at position p attends to the p + 1 keys at the positions 0 .. p. The slots
-of the first keys are in the sequence's slot table. The slots of the others are in the row's path, which lists the row's
-ancestors in the draft tree and then the row itself. Keys are always processed in blocks of positions counted from
+of the first keys are in the sequence's slot table. The slots of the other keys are in the row's path, which lists the
+row's ancestors in the draft tree and then the row itself. Keys are always processed in blocks of positions counted from
 position 0, so plain decoding, chains and trees perform their additions in the same order.
 
 M rows, S sequences of at most L positions, paths of at most P nodes, Hq query heads and Hkv KV heads of dimension D.
 
-A sink is a score of its own for each query head. It takes part in the softmax, but has no value.
+A sink is an additional score of a query head. It takes part in the softmax, but has no value.
 
 Source: online softmax, Milakov and Gimelshein 2018, arXiv:1805.02867; sinks as in gpt-oss, arXiv:2508.10925.
 """

@@ -7,7 +7,7 @@ DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def dtype_code(tensor: Tensor, name: str) -> int:
-    """Returns the number that C kernels use for the dtype. Raises: ValueError: neither float32 nor bfloat16."""
+    """Returns the number of the dtype in C kernels. Raises: ValueError: the dtype is neither float32 nor bfloat16."""
     try:
         return DTYPE_CODES[tensor.dtype]
     except KeyError:

@@ -64,7 +64,7 @@ class LayerWeights:
 
     @property
     def products(self) -> dict[str, LinearWeight]:
-        """Returns the weights by name. Those of the first expert stand for the weights of all experts."""
+        """Returns the weights by name. The weights of the first expert stand for the weights of all experts."""
         named = {"qkv": self.qkv, "output": self.output}
         if self.mixture is not None:
             named["router"], expert = self.mixture.router, self.mixture.experts.experts[0]
@@ -98,7 +98,7 @@ class DecoderRows:
     attention: AttentionRows
 
 
-# The structures below have the same fields as those of cpu/decoder.c and cpu/ops.h, in the same order.
+# The structures below have the same fields, in the same order, as the structures of cpu/decoder.h and cpu/ops.h.
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),

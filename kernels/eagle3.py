@@ -102,7 +102,7 @@ class ObservedRow:
 Tree = tuple[list[int], list[int], list[float]]  # tokens, parents (-1: the root) and survivals of the nodes
 
 
-# The structures have the same fields as those of cpu/eagle3.c and cpu/candidates.h, in the same order.
+# The structures have the same fields, in the same order, as the structures of cpu/eagle3.c and cpu/candidates.h.
 class _Eagle3(ctypes.Structure):
     _fields_ = (
         ("decoder", POINTER),

@@ -66,7 +66,7 @@ class LinearWeight:
 def pack(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     """Converts a weight [N, K], float32 or bfloat16, to the layout of the kernel for its device.
 
-    Raises: ValueError: another dtype, or an odd K in bfloat16.
+    Raises: ValueError: the dtype is neither float32 nor bfloat16, or K is odd in bfloat16.
     """
     dtype_code(weight, "weight")
     if weight.dtype == torch.bfloat16:
@@ -86,7 +86,7 @@ def pack_int8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
     scale[n] = max_k |weight[n, k]| / 127, so the error of a weight is at most half of its scale.
 
-    Raises: ValueError: neither float32 nor bfloat16, or an odd K.
+    Raises: ValueError: the dtype is neither float32 nor bfloat16, or K is odd.
     """
     dtype_code(weight, "weight")
     scales = _scales(weight, _INT8_MAX)
@@ -102,7 +102,7 @@ def pack_draft(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
     A product of few rows takes about as long as reading its weight, so int8 is faster. The rounding error can change
     which tokens are drafted, but never an answer.
 
-    Raises: ValueError: neither float32 nor bfloat16, or an odd K in bfloat16.
+    Raises: ValueError: the dtype is neither float32 nor bfloat16, or K is odd in bfloat16.
     """
     is_int8 = weight.dtype == torch.bfloat16 and _has_kernels(weight)
     return (pack_int8 if is_int8 else pack)(weight, bias)
@@ -113,7 +113,7 @@ def pack_fp8(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
     Only CUDA has a kernel for these weights; other devices use the reference.
 
-    Raises: ValueError: neither float32 nor bfloat16.
+    Raises: ValueError: the dtype is neither float32 nor bfloat16.
     """
     dtype_code(weight, "weight")
     scales = _scales(weight, torch.finfo(torch.float8_e4m3fn).max)
@@ -131,7 +131,7 @@ def pack_scaled(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor
         scales: [N] float32.
         dtype: the dtype of x.
 
-    Raises: ValueError: int8 values with -128, or with an odd K.
+    Raises: ValueError: an int8 value is -128, or K is odd with int8 values.
     """
     packed = values.dtype == torch.int8 and _has_kernels(values)
     if values.dtype == torch.int8:
@@ -147,7 +147,8 @@ def pack_int4(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
     In each group, the weight with the largest absolute value becomes -8, so scales may be negative.
 
-    Raises: ValueError: neither float32 nor bfloat16, not on the CPU, or K is not a multiple of 32.
+    Raises: ValueError: the dtype is neither float32 nor bfloat16, the weight is not on the CPU, or K is not a multiple
+        of 32.
     """
     dtype_code(weight, "weight")
     _check_grouped(weight)
@@ -180,7 +181,7 @@ def pack_grouped(values: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tenso
         scales: [N, K / 32] float32.
         dtype: the dtype of x.
 
-    Raises: ValueError: not on the CPU, K is not a multiple of 32, or `fits_int4` is false.
+    Raises: ValueError: the weight is not on the CPU, K is not a multiple of 32, or `fits_int4` is false.
     """
     _check_grouped(values)
     if values.device.type != "cpu" or not fits_int4(values, scales):

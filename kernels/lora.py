@@ -130,7 +130,8 @@ def stacked_lora(x: Tensor, out: Tensor, adapters: Tensor, stack: LoraStack, *, 
     Args:
         x: [M, K] contiguous. out: [M, N] float32.
         adapters: [M] int64, -1 for rows without an adapter.
-        num_runs: as in `StackedRows`. None: the rows of each adapter form one run, and so do those without an adapter.
+        num_runs: as in `StackedRows`. None: the rows of each adapter form one run, and the rows without an adapter
+            form another run.
 
     Raises: ValueError: shapes or dtypes do not fit.
     """

@@ -20,7 +20,7 @@ _ALIGNMENT = 64
 
 
 class _Chunk:
-    """A memory mapping from which `take` allocates one tensor after another. It is freed with the last tensor."""
+    """A memory mapping from which `take` allocates tensors. The mapping is freed together with its last tensor."""
 
     def __init__(self, num_bytes: int) -> None:
         mapping = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

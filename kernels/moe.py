@@ -12,7 +12,7 @@ DeepSeek-V3 (`Routing`):
     out = sum_k weight_k expert_k(x)            over the K experts with the largest s + bias in the best groups;
                                                 weight_k is s_k, optionally normalized to a sum of 1, then scaled
 
-The best groups are those with the largest sum of their two largest s + bias. A row has the same bits in any batch.
+A group is ranked by the sum of its two largest values of s + bias. A row has the same bits in any batch.
 
 Source: Mixtral, arXiv:2401.04088, section 2.1; DeepSeek-V3, arXiv:2412.19437, section 2.1.2.
 """

@@ -103,7 +103,7 @@ def greedy_tokens(logits: Tensor) -> list[int]:
 
 
 def finite_rows(logits: Tensor) -> list[bool]:
-    """Returns for each row of logits [M, V] float32 whether its largest logit is finite. No row with a NaN is."""
+    """Returns for each row of logits [M, V] float32 whether its largest logit is finite; false for a row with a NaN."""
     largest = logits.numpy().max(-1) if logits.device.type == "cpu" else logits.amax(-1).cpu().numpy()
     return [bool(finite) for finite in np.isfinite(largest)]
 

@@ -24,7 +24,7 @@ def top_k(logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     Args:
         logits: [M, V] float32. Of equal logits, the lower column comes first (undefined if the reference is used).
 
-    The CPU kernel is faster than torch: with 4 rows of 1809 logits on two cores, torch's logsumexp takes 0.2 ms only to
+    The CPU kernel is faster than torch: with 4 rows of 1809 logits on two cores, torch's logsumexp needs 0.2 ms just to
     wake its threads.
 
     Raises: ValueError: logits are not float32 [M, V], or count is not in 1..V.

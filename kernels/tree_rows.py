@@ -1,8 +1,8 @@
 """Computes the input rows of a verify pass on the device, from the draft trees and the lengths of the sequences.
 
 A pass has B (1 + N) rows: for each of B sequences, its last token and then the N nodes of its tree. If a tree has fewer
-nodes, its last rows are rows without a node, whose results are ignored. The position of a node is that of the last
-token plus the node's depth. A node attends to the committed positions, to its ancestors from the top down, and to
+nodes, its last rows are rows without a node, whose results are ignored. The position of a node is the position of the
+last token plus the node's depth. A node attends to the committed positions, to its ancestors from the top down, and to
 itself.
 
 All values are integers, so kernel and reference agree exactly.

@@ -1,9 +1,10 @@
-"""Parses what an audit is about: a request, and the response that is claimed to be its answer.
+"""Parses the body of an audit: a request, and the response that is claimed to answer this request.
 
     {"model": ..., "request": {body of a chat or text completion}, "response": {the response to it}}
 
-Of the response the audit reads `choices` (`token_ids`, `finish_reason`, `logprobs`), `prompt_token_ids`, `seed` and
-`system_fingerprint`. Token ids are required because a text read back may be tokenised differently.
+The audit reads these fields of the response: `choices` (`token_ids`, `finish_reason`, `logprobs`), `prompt_token_ids`,
+`seed` and `system_fingerprint`. Token ids are required because tokenising the answer's text may give other tokens than
+the generated ones.
 """
 
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ def parse_claim(
     """Parses the body of an audit.
 
     Raises: InvalidRequest: the body is invalid (codes `missing_token_ids`, `unknown_fingerprint`, `missing_seed`), or
-        its request is (codes of `parse_chat` and `parse_completion`).
+        the request in the body is invalid (codes of `parse_chat` and `parse_completion`).
     """
     fields = Fields(body)
     reject_unknown(fields, known=("model", "request", "response"))
@@ -80,11 +81,11 @@ def parse_claim(
     parse = parse_chat if "messages" in values else parse_completion
     parsed = parse(values, tokenizer=tokenizer, max_seq_len=max_seq_len, call_form=call_form)
     if parsed.echo:
-        message = "an audit reads the log-probabilities of answers only: send the request with echo: false"
+        message = "an audit does not read the log-probabilities of prompts: send the request with echo: false"
         raise InvalidRequest(message, param="request.echo", code="unsupported_parameter")
     if values["seed"] is None and parsed.sampling.temperature > 0:
         raise InvalidRequest(
-            "the request has no seed, and the response does not name the one that was used: add response.seed",
+            "the request has no seed, and the response does not name the seed that was used: add response.seed",
             param="response.seed",
             code="missing_seed",
         )
@@ -138,7 +139,7 @@ def _token_ids(choice: Fields, vocab_size: int) -> tuple[int, ...]:
     ids, param = choice.get("token_ids"), f"{choice.path}.token_ids"
     if not ids:
         raise InvalidRequest(
-            f"{param} is required, since the text may be tokenised differently when it is read back: "
+            f"{param} is required, because tokenising the text again may give other token ids: "
             "send the request with return_token_ids: true",
             param=param,
             code="missing_token_ids",
@@ -157,7 +158,7 @@ def _logprobs(choice: Fields) -> tuple[float, ...] | None:
     if values is None:
         return None
     if not isinstance(values, list) or not all(_is_logprob(value) for value in values):
-        raise InvalidRequest(f"{logprobs.path} must be those of the response", param=logprobs.path)
+        raise InvalidRequest(f"{logprobs.path} must hold a log-probability for every token", param=logprobs.path)
     return tuple(map(float, values))
 
 

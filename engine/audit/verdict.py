@@ -2,7 +2,7 @@
 
 The engine drafts the claimed tokens and verifies them as it verifies any draft (engine/verify.py): at each position the
 token is the argmax of row-invariant logits plus noise, after the request's filters. The engine's answer is therefore
-the one that it would give without the claim. One pass verifies up to 64 claimed tokens.
+the same as without the claim. One pass verifies up to 64 claimed tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,10 @@ class Difference:
 
 
 class ChoiceCheck:
-    """Follows the engine's outputs for one claimed choice until they end or differ from it; then `ended` is True."""
+    """Compares the engine's outputs with one claimed choice, until the outputs end or differ from the choice.
+
+    `ended` is True afterwards.
+    """
 
     def __init__(self, claim: Claim, choice: ClaimedChoice, tokenizer: Tokenizer) -> None:
         self.choice = choice
@@ -92,7 +95,7 @@ class ChoiceCheck:
 
 
 def require_exact(fingerprint: Fingerprint | None, row_invariance: RowInvariance) -> Fingerprint:
-    """Returns the fingerprint. Raises: InvalidRequest: this engine may answer the same request with other bits."""
+    """Returns the fingerprint. Raises: InvalidRequest: this engine does not guarantee equal bits for equal requests."""
     if fingerprint is None or not row_invariance.exact:
         reason = row_invariance.reason or "it was not loaded from a folder"
         raise InvalidRequest(f"this engine cannot audit answers: {reason}", code="audit_unavailable", status=409)
@@ -116,7 +119,7 @@ def verdict_of(
 
 
 def mismatch_of(claim: Claim, fingerprint: Fingerprint) -> dict[str, Any] | None:
-    """Returns the JSON of an audit that cannot be made by an engine with this fingerprint, or None if it can."""
+    """Returns the JSON of an audit that an engine with this fingerprint cannot make; None if the engine can make it."""
     parts = [
         {"part": part, "expected": getattr(fingerprint, part), "actual": getattr(claim.fingerprint, part)}
         for part in PARTS

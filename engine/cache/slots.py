@@ -2,10 +2,11 @@
 
 Sixteen consecutive positions of a text form a block. A block is identified by its tokens and the previous block (the
 first block of a text: by its tokens and the adapter). A cached prefix is therefore found by looking up one block after
-the other, and different texts never share a block. All sequences with the same block use the same slots. A sequence
-holds a block while it uses the block's slots. A block that no sequence holds stays cached until its slots are needed;
-the least recently used block is evicted first. Sharing changes no bit, because the key and value of a position depend
-only on the adapter and the tokens up to the position (kernels/decoder.py).
+the other. Two texts share a block only if they have the same adapter and equal tokens up to the end of the block. All
+sequences with the same block use the same slots. A sequence holds a block while it uses the block's slots. A block that
+no sequence holds stays cached until its slots are needed; the least recently used block is evicted first. Sharing
+changes no bit, because the key and value of a position depend only on the adapter and the tokens up to the position
+(kernels/decoder.py).
 
 Source: hash-chained blocks as in vLLM's prefix caching; pages of one token as in SGLang.
 """
@@ -82,7 +83,7 @@ class SlotPool:
             block.num_users += 1
 
     def release(self, blocks: Sequence[Block]) -> None:
-        for block in reversed(blocks):  # so that a block is evicted before the previous one
+        for block in reversed(blocks):  # so that a later block of a text is evicted before an earlier one
             block.num_users -= 1
             if block.num_users > 0:
                 continue

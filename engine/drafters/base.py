@@ -52,7 +52,7 @@ class Pass:
 
 
 class Drafter(Protocol):
-    """Subclasses implement `propose`, and override the other methods that they need, whose defaults do nothing."""
+    """Subclasses implement `propose`. The other methods do nothing by default."""
 
     name: str
     max_depth: int  # maximum depth of a draft; 0: the drafter never drafts
@@ -73,8 +73,8 @@ class Drafter(Protocol):
     def observe(self, done: Pass) -> None:
         """Called after every pass.
 
-        Some positions are never observed: those of a cached prefix, and those computed before this drafter replaced
-        another one.
+        Some positions are never observed: positions of a cached prefix, and positions computed before this drafter
+        replaced another drafter.
         """
         return
 

@@ -1,9 +1,8 @@
-"""Reads a block drafter's config.json in any of three formats, and writes it in that of the package speculators.
+"""Reads a block drafter's config.json in any of three formats, and writes the format of the package speculators.
 
-    speculators  has `speculators_model_type`, which is dflash or dspark; the number of a tap is that of the layer
-                 whose input it is
-    SpecForge    has `dflash_config`; stores DFlash, DSpark and, with `causal_head`, JetSpec; the number of a tap is
-                 that of the layer whose output it is, which is one lower than in the format of speculators
+    speculators  has `speculators_model_type`, which is dflash or dspark; numbers a tap by the layer whose input it is
+    SpecForge    has `dflash_config`; stores DFlash, DSpark and, with `causal_head`, JetSpec; numbers a tap by the layer
+                 whose output it is, so that the number is one lower than in the format of speculators
     DeepSpec     has `target_layer_ids` at the top level; stores DSpark; numbers taps as SpecForge does
 
 Values that are missing in the file get the defaults of transformers.
@@ -32,7 +31,7 @@ _OWN_KEYS = {  # keys of SpecForge and DeepSpec that transformers does not know
 class LayerAttention:
     """The positions that a block's rows attend to in one layer.
 
-    window: number of positions before the anchor; None: all.
+    window: number of positions before the anchor; None: all positions.
     causal: whether a row attends only to itself and the rows before it in its block, instead of to the whole block.
     """
 
@@ -50,10 +49,10 @@ class BlockConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    vocab_size: int  # of the target
+    vocab_size: int  # size of the target's vocabulary
     norm_eps: float
     attention_bias: bool
-    attention: tuple[LayerAttention, ...]  # per layer
+    attention: tuple[LayerAttention, ...]  # one entry per layer
     tap_layers: tuple[int, ...]  # numbered as in Drafter.tap_layers
     block_size: int
     mask_token_id: int

@@ -146,7 +146,10 @@ def mass_share(total: Tensor, values: Tensor, scores: Tensor) -> Tensor:
 
 
 def _own_head(block: BlockModel, model: Model) -> LinearWeight | None:
-    """Returns the drafter's lm_head, or the target's rows of the draft vocabulary; None: the target's whole lm_head."""
+    """Returns the drafter's own lm_head, or the target's lm_head rows of the draft vocabulary.
+
+    Returns None if the drafter uses the target's whole lm_head.
+    """
     vocab = block.draft_vocab.to(model.device)
     rows = model.lm_head if len(vocab) == model.config.vocab_size else model.lm_head[vocab]
     own = None if block.lm_head is None else block.lm_head.weight.to(model.device, model.dtype)

@@ -153,7 +153,7 @@ class BlockLayout:
         """Returns masks of the positions that must not be read: [A, S] for contexts, [B, B] within the block."""
         visible = self._visible if attention.window is None else self._visible & (self._distances <= attention.window)
         ones = torch.ones(self._size, self._size, dtype=torch.bool, device=visible.device)
-        # With causal attention, the later rows of the block are masked, which are above the diagonal.
+        # With causal attention, a row's later rows in the block are masked; they are above the diagonal.
         return ~visible, ones.triu(1) if attention.causal else ~ones
 
 

@@ -28,7 +28,7 @@ class PairTable:
 
 
 def grow_conditional_tree(table: PairTable, budget: int) -> Draft:
-    """Returns the `budget` likeliest nodes of the tree. The search is that of engine.draft.grow_tree."""
+    """Returns the `budget` likeliest nodes of the tree. The search is the same as in engine.draft.grow_tree."""
     tokens: list[int] = []
     parents: list[int] = []
     survival: list[float] = []

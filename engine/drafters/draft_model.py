@@ -1,8 +1,8 @@
 """Drafts with a small model of the same vocabulary, one token after the other.
 
 The draft model's keys and values are indexed by the target's cache slots, so shared prefixes are computed once. Each
-slot also stores a hash of all tokens up to its position. If this hash differs from that of the current text, the slot's
-keys belong to another text. Such a position is called missing and is computed again. A step first computes all
+slot also stores a hash of all tokens up to its position. If this hash differs from the hash of the current text, the
+slot's keys belong to another text. Such a position is called missing and is computed again. A step first computes all
 missing positions and the last token in one pass. Then it makes one pass per depth over the best candidate of each
 sequence, with keys and values in scratch slots that follow the target's slots. The best candidates of all depths form
 the trunk of the tree; the other candidates become leaves. Unlikely paths are not continued.
@@ -37,7 +37,7 @@ _BRANCHES = 3  # candidates proposed per depth
 _LEAST_SURVIVAL = 0.1
 _PASS_ROWS = 256  # maximum rows of a pass that computes missing positions
 _MAX_PADDING = 128  # allowed difference of vocabulary sizes within a model family, as in llama.cpp
-_EMPTY = -1  # not a valid hash, since hashes are not negative
+_EMPTY = -1  # not a valid hash, because hashes are not negative
 
 
 @dataclass(slots=True)
@@ -133,7 +133,10 @@ class DraftModelDrafter(Drafter):
 
     @torch.inference_mode()
     def observe(self, done: Pass) -> None:
-        """Computes prompts while they are prefilled, so that a long prompt does not delay the first draft."""
+        """Runs the draft model on each part of a prompt that the target has prefilled.
+
+        A long prompt therefore does not delay the first draft.
+        """
         prefilled = [(k.sequence, k.position + len(k.rows)) for k in done.kept if not k.sequence.is_decoding]
         if prefilled:
             self._catch_up(prefilled)
@@ -234,9 +237,9 @@ class DraftModelDrafter(Drafter):
 
 
 def check_vocabularies(own: Tokenizer, target: Tokenizer, size: int) -> None:
-    """Compares about a thousand of the ids below `size`.
+    """Compares the texts of about a thousand token ids below `size` in both vocabularies.
 
-    Raises: SpeculatorNotLoadable: an id is a different text for the draft model than for the target.
+    Raises: SpeculatorNotLoadable: a token id has different texts in the two vocabularies.
     """
     for token_id in range(0, size, max(1, size // 1000)):
         own_bytes, target_bytes = own.token_bytes(token_id), target.token_bytes(token_id)

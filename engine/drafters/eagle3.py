@@ -119,7 +119,7 @@ class Eagle3Drafter(Drafter):
             raise DrafterError("eagle3 needs a prepared cache and the target's taps")
         if not done.kept:
             return
-        last_rows = [count - 1 for count in accumulate(len(kept.rows) for kept in done.kept)]  # of each part
+        last_rows = [count - 1 for count in accumulate(len(kept.rows) for kept in done.kept)]  # one per part
         if self._grower is not None and last_rows[-1] < _MAX_WHOLE_ROWS:
             rows = [row for kept in done.kept for row in _observed(kept, self.max_position)]
             features = Features(
@@ -245,7 +245,7 @@ class Eagle3Drafter(Drafter):
         """Runs the layer on M draft nodes. g: [M, H], the layer's outputs at their parents (`Features.fed_back`)."""
         assert self.keys_values is not None
         node_sequences = [sequences[node.tree] for node in nodes]
-        # A node's row is at the position before the node's token, as the layer's input includes the next token.
+        # A node's row is at the position before the node's token, because the layer's input includes the next token.
         token, position, slot = self._integers(
             [trees[node.tree].token(node.node) for node in nodes],
             [

@@ -94,7 +94,7 @@ class ServedEagle3:
         )
 
     def make_cache(self, num_slots: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns keys and values, [num_slots, Hkv, D] each. They are zeros, as attention may read unwritten slots."""
+        """Returns keys and values, [num_slots, Hkv, D] each. They are zeros: attention may read unwritten slots."""
         shape = (num_slots, self.config.num_kv_heads, self.config.head_dim)
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=device) for _ in range(2))
         return keys, values

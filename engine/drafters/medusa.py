@@ -58,7 +58,9 @@ class MedusaDrafter(Drafter):
 
     @staticmethod
     def _pack_layers(heads: MedusaHeads, model: Model) -> list[list[LinearWeight]]:
-        """Packs the first layer of all heads as one product, since they have the same input, and later layers by head.
+        """Packs the weights of the heads for as few products as possible.
+
+        The first layers of all heads have the same input and form one product. Later layers form one product per head.
 
         Returns: for each layer, one weight per product.
         """
@@ -82,7 +84,7 @@ class MedusaDrafter(Drafter):
             prompt: the request's prompt, which is the same for all rows.
         """
         greedy = SamplingParams(max_tokens=1, temperature=0.0)
-        positions = [0] * len(hidden)  # any values will do, since greedy decoding draws no noise
+        positions = [0] * len(hidden)  # any values will do, because greedy decoding draws no noise
         extra = None if self._prompts is None else self._prompts.make(prompt)
         best = self._choose(hidden, last_tokens, [greedy] * len(hidden), positions, [extra] * len(hidden))
         return best.tokens, best.survival

@@ -54,8 +54,9 @@ class MedusaHeads(nn.Module):
     draft_vocab: Tensor
 
     def __init__(self, config: MedusaConfig, draft_vocab: Tensor, lm_head: Tensor | None = None) -> None:
-        """lm_head: [V, H], the target's lm_head. Untied heads are initialized with its rows; None: with
-        zeros."""
+        """`lm_head`: [V, H], the target's lm_head, whose rows initialize untied heads. If it is None, untied heads are
+        initialized with zeros.
+        """
         super().__init__()
         if draft_vocab.shape != (config.draft_vocab_size,):
             raise ValueError(f"draft_vocab must be [{config.draft_vocab_size}], got {list(draft_vocab.shape)}")

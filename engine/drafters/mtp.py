@@ -48,8 +48,8 @@ class Anchor:
 class _Row:
     """An input row of the module: a kept position, or a node of a draft.
 
-    The row attends to the first `prefix` positions of the slot table, and to the slots of `path`. If there is a path,
-    its last slot is that of the row.
+    The row attends to the first `prefix` positions of the slot table, and to the slots of `path`. If the path is not
+    empty, its last slot is the row's own slot.
     """
 
     sequence: Sequence
@@ -59,7 +59,7 @@ class _Row:
     path: tuple[int, ...]
     tree: int = -1  # when drafting: index of the sequence in the batch
     node: int = -1  # index of the node in the tree; -1: the row is at a computed position
-    parent: int = -1  # of a node: index of the parent's row in the previous level
+    parent: int = -1  # for a node: index of the parent's row in the previous level
 
     @property
     def slot(self) -> int:

@@ -88,7 +88,7 @@ class DensePrediction:
         return numbers * self._model.dtype.itemsize
 
     def make_keys(self, num_slots: int) -> Tensor:
-        """Returns keys and values [2, num_slots, Hkv, D]. They are zeros, as attention may read unwritten slots."""
+        """Returns keys and values [2, num_slots, Hkv, D]. They are zeros: attention may read unwritten slots."""
         shape = (2, num_slots, self._attention.num_kv_heads, self._attention.head_dim)
         return torch.zeros(shape, dtype=self._model.dtype, device=self._model.device)
 

@@ -39,7 +39,7 @@ _IGNORED = ("embed_tokens.", "lm_head.", "verifier_lm_head.", "rotary_emb.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpConfig:
-    """transformer: the layer's configuration in config.json. num_steps: draft tokens of its training."""
+    """transformer: the layer's configuration in config.json. num_steps: number of draft tokens in training."""
 
     transformer: dict[str, Any]
     num_steps: int
@@ -188,7 +188,8 @@ class Mtp(nn.Module):
             embeddings: [T, H]. In the first step, the embedding of the token after each position; each further step
                 reads tokens one position later.
             positions: [T] int64.
-            visible: [T, T] bool. Whether a row attends to a position: it is in the row's text and not after the row.
+            visible: [T, T] bool. Whether a row attends to a position. A row attends to the positions of its text up to
+                its own position.
 
         Returns: [T, H] after the final norm.
         """

@@ -1,9 +1,8 @@
 """Prompt lookup: finds an earlier occurrence of the request's last tokens and proposes the tokens that followed it.
 
-The longest match is used, and of equally long matches the latest. The more tokens before a proposed token match, the
-likelier the proposed token is right; at depth d, the tokens of the match and d - 1 proposed tokens precede it. The
-survival of a token is computed from the observed acceptance rates of earlier proposals with about as many matching
-tokens.
+The longest match is used, and of equally long matches the latest. A proposed token at depth d follows the matching
+tokens and d - 1 proposed tokens. The longer this sequence is, the likelier the proposed token is right. The survival of
+a token is computed from the observed acceptance rates of earlier proposals that followed about as many tokens.
 
 Source: Saxena 2023, "Prompt lookup decoding".
 """

@@ -1,4 +1,4 @@
-"""Drafts for each request with the drafter of the request's LoRA adapter, which changes the model's output."""
+"""Drafts for each request with the drafter of its LoRA adapter, because an adapter changes the model's output."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Many

@@ -62,7 +62,10 @@ class PromptVocabulary:
 
 
 def prompt_vocabulary(enabled: bool, vocab: Tensor, model: Model) -> PromptVocabulary | None:
-    """Returns None if the speculator was trained without prompt tokens (`enabled` is false), or on CUDA."""
+    """Returns a `PromptVocabulary`, or None on CUDA.
+
+    Also returns None if the speculator was trained without prompt tokens (`enabled` is false).
+    """
     return PromptVocabulary(vocab, model) if enabled and model.device.type == "cpu" else None
 
 
@@ -74,7 +77,7 @@ def extend(logits: Tensor, features: Tensor, vocab: Tensor, extras: Many[PromptT
         features: [M, H], the input of the head.
         extras: [M]. The prompt tokens of each row's request. Rows of a request must be adjacent.
 
-    Returns: logits [M, Vd + E] and tokens [M, Vd + E]; or the arguments, if no row has prompt tokens.
+    Returns: logits [M, Vd + E] and tokens [M, Vd + E]. If no row has prompt tokens, `logits` and `vocab` are returned.
     """
     width = max((len(extra.tokens) for extra in extras if extra is not None), default=0)
     if not width:

@@ -12,7 +12,7 @@ whether the temperature is above 0. `rate` is the observed acceptance rate of no
 first, and the maximum depth of a path depends on the length of the match.
 
 Past answers and observed rates are stored in a memory, which is shared by the requests with the same `Request.memory`.
-The gateway sets `Request.memory` to the caller's project, so that no project's answers influence another's drafts. A
+The gateway sets `Request.memory` to the caller's project, so that no project affects the drafts of another project. A
 request without this field has its own memory, which ends with the request. The oldest answers of a memory are dropped
 first. If there are more than MAX_MEMORIES memories, the least recently used memory is dropped. The output of a
 preempted request is indexed at the preemption and again at the end, so it may vote twice.

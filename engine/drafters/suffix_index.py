@@ -53,7 +53,7 @@ class SuffixIndex:
             position += 1
             code = token & _MASK
             for hashes, head, prev in levels:
-                before = hashes[0]  # hash of the n tokens before these n; from both, the hash of 2 n tokens is computed
+                before = hashes[0]  # hash of the n tokens before the last n; both give the hash of 2 n tokens
                 hashes.append(code)
                 prev[position & mask] = head[code & mask]
                 head[code & mask] = position

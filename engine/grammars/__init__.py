@@ -1,1 +1,1 @@
-"""Constrained decoding: grammars, their compiler and the trial of untrusted ones."""
+"""Constrained decoding: grammars, their compiler, and the trial of untrusted grammars."""

@@ -66,12 +66,12 @@ class Grammar:
     def __post_init__(self) -> None:
         size = len(self.source.encode())
         if size > MAX_GRAMMAR_BYTES:
-            raise ValueError(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes, got {size}")
+            raise ValueError(f"a grammar may have at most {MAX_GRAMMAR_BYTES} bytes, got {size}")
         if (self.kind is GrammarKind.JSON_OBJECT) != (not self.source):
             raise ValueError(f"json_object takes no source, all others need one, got {self.kind} {self.source!r:.40}")
 
     def start(self) -> Constraint:
-        """Raises: ValueError: the grammar is not compiled."""
+        """Returns the constraint of a new answer. Raises: ValueError: the grammar is not compiled."""
         if self.compiled is None:
             raise ValueError(f"the grammar must be compiled before the engine gets it, got an uncompiled {self.kind}")
         return self.compiled.start()

@@ -2,7 +2,7 @@
 
 xgrammar ignores keywords that it cannot enforce, such as `uniqueItems`, `not` and any keyword next to `anyOf`; schemas
 with such keywords are refused. In two respects the grammar is narrower than the schema: properties are written in the
-order of the schema, and other properties are only allowed if `additionalProperties` allows them.
+order of the schema, and unlisted properties are only allowed if `additionalProperties` is present and allows them.
 """
 
 import json
@@ -90,7 +90,7 @@ def enforceable(schema: Any, *, path: str = "#", depth: int = 0) -> Any:
 
 
 def _check_form(schema: dict[str, Any], present: set[str], path: str) -> frozenset[str]:
-    """Returns the assertions allowed in a schema, which is a reference, a list of values, a union, or has a type."""
+    """Returns the assertions allowed in a schema that is a reference, a list of values or a union, or has a type."""
     if "$ref" in present:
         if not str(schema["$ref"]).startswith("#"):
             raise ValueError(f"has a $ref at {path} that leaves the schema, got {str(schema['$ref'])[:80]!r}")
@@ -103,7 +103,7 @@ def _check_form(schema: dict[str, Any], present: set[str], path: str) -> frozens
         return frozenset({"anyOf"})
     if "allOf" in present:
         if not isinstance(schema["allOf"], list) or len(schema["allOf"]) != 1:
-            raise ValueError(f"has an allOf at {path} of other than one schema, which is not supported")
+            raise ValueError(f"must have exactly one schema in the allOf at {path}")
         return frozenset({"allOf"})
     types = schema.get("type") or _implied_type(present)
     names = [types] if isinstance(types, str) else types
@@ -111,7 +111,7 @@ def _check_form(schema: dict[str, Any], present: set[str], path: str) -> frozens
         raise ValueError(f"must have a type at {path} out of {sorted(_OF_TYPE)}, got {str(types)[:80]!r}")
     _check_string(schema, path)
     _check_required(schema, path)
-    # Keywords of other types are allowed too, since they have no effect.
+    # Keywords of other types are allowed too, because they have no effect.
     of_all_types = frozenset().union(*_OF_TYPE.values()) if names else frozenset()
     return frozenset({"type"}).union(of_all_types)
 

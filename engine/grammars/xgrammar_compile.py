@@ -13,7 +13,7 @@ from engine.grammars.json_schema import MAX_DEPTH, enforceable, load_json
 # on whitespace, a sampled answer of a weak model may consist of line breaks. Source: llama.cpp, which allows at most
 # 20 blanks.
 _WHITESPACE = r'("" | " " | "\r"? "\n" ("\r"? "\n")? [ \t]{0,40})'
-_MAX_COUNT = 64  # xgrammar writes this maximum wherever it allows whitespace; there it is replaced
+_MAX_COUNT = 64  # xgrammar writes whitespace{0, 64}, from which `_ebnf_of_schema` removes the repetition
 _WHITESPACE_RULE = re.compile(r"^(whitespace(?:_\d+)?) ::= \(\(\[ \\n\\r\\t\]\)\)$", re.MULTILINE)
 _WHITESPACE_USE = re.compile(r'("(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\])|\b(whitespace(?:_\d+)?)\{0, 64\}')
 _MESSAGE_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: .*? is false: )?")
@@ -28,7 +28,10 @@ def new_compiler(vocabulary: list[bytes], stop_token_ids: list[int]) -> xgrammar
 
 
 def compile_source(compiler: xgrammar.GrammarCompiler, kind: str, source: str) -> xgrammar.CompiledGrammar:
-    """Raises: ValueError: the source is invalid; the message is a predicate, to which the caller adds the subject."""
+    """Compiles the source of a grammar.
+
+    Raises: ValueError: the source is invalid; the message is a predicate, to which the caller adds the subject.
+    """
     try:
         match GrammarKind(kind):
             case GrammarKind.JSON_SCHEMA:

@@ -15,7 +15,7 @@ from engine.request import SamplingParams
 from engine.sequence import Sequence
 from kernels.candidates import RowSampling
 
-_SIGN = 2**63  # maps unsigned 64-bit seeds to int64, since torch has no arithmetic for uint64
+_SIGN = 2**63  # maps unsigned 64-bit seeds to int64, because torch has no arithmetic for uint64
 
 
 def is_filtered(sampling: SamplingParams) -> bool:

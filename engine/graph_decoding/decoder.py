@@ -13,8 +13,7 @@ If the device cannot sample a sequence's tokens (`GraphDecoder.decodes`), the se
 the engine, between two launches. These passes need cache slots, too. The scheduler may preempt any running sequence,
 but only while no graph step is in flight.
 
-The output equals that of decoding without graphs, because tokens depend neither on drafts nor on other sequences in the
-batch.
+The output is the same as without graphs, because tokens depend neither on drafts nor on other sequences in the batch.
 """
 
 import time
@@ -39,8 +38,8 @@ from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
 # The allowed numbers of draft nodes per sequence. Together with the last token, a sequence then has 1, 4, 8, 16, 32, 64
-# or 128 rows, which fill tiles of 16 rows well. Trees of more than 31 nodes are used only in steps of few sequences,
-# which have at most 128 rows in all.
+# or 128 rows, which fill tiles of 16 rows well. Trees of more than 31 nodes are used only in steps of at most 128 rows,
+# so only with few sequences.
 _NODE_COUNTS = (0, 3, 7, 15, 31, 63, 127)
 _MANY_NODES, _MAX_ROWS_OF_MANY_NODES = 31, 128
 
@@ -120,7 +119,10 @@ class GraphDecoder:
         return bool(self._in_flight)
 
     def decodes(self, sequence: Sequence) -> bool:
-        """Returns whether the sequence decodes in graph steps: the device can sample its tokens without the host."""
+        """Returns whether graph steps decode the sequence.
+
+        This requires that the device can sample the sequence's tokens without the host.
+        """
         if sequence.request.sampling.num_logprobs is not None or sequence.request.expected_token_ids:
             return False
         return (sequence.root is None or self._stacks is not None) and not needs_adjusting(sequence)
@@ -282,7 +284,7 @@ class GraphDecoder:
         size = sum((PassSize.of_rows(num_rows, part.sequence.num_computed) for part in flight.parts), NO_ROWS)
         outputs: list[StepOutput] = []
         kept: list[Kept] = []
-        drafts: list[tuple[Draft, int]] = []  # with the position of the sequence's last token
+        drafts: list[tuple[Draft, int]] = []  # drafts, each with the position of the sequence's last token
         for index, (part, outcome) in enumerate(zip(flight.parts, outcomes, strict=False)):
             sequence = part.sequence
             if self._scheduler.running.get(sequence.request.request_id) is not sequence:
@@ -299,7 +301,7 @@ class GraphDecoder:
                 self._loaded.discard(sequence)
             else:
                 kept.append(Kept(sequence, position, (first_row, *(first_row + 1 + node for node in path))))
-        if flight.num_nodes and flight.drafts is None and drafts:  # all nodes were verified: only records the gain
+        if flight.num_nodes and flight.drafts is None and drafts:  # `admit` records the gain; its result is not used
             self._drafting.budget.admit([d for d, _ in drafts], [position for _, position in drafts], draft_seconds)
         self._drafting.budget.record_pass(size, verify_seconds)
         if launched.hidden is not None:
@@ -315,7 +317,7 @@ class GraphDecoder:
     def _assign_slots(part: _Part, outcome: Outcome) -> None:
         """Adds the step's cache slots to the sequence; the device has written the kept slots to the slot table."""
         sequence = part.sequence
-        # If the scheduler has replaced slots by those of a shared block, `_load` writes the new slots to the table.
+        # If the scheduler has replaced slots by the slots of a shared block, `_load` writes the new slots to the table.
         if sequence.num_tabled == len(sequence.slots):
             sequence.num_tabled += 1 + len(outcome.path)
         sequence.slots.append(part.slots[0])

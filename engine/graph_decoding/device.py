@@ -47,7 +47,7 @@ class Device(Protocol):
         """Queues a copy of `values`, which may be on any device, to `target`, and returns without waiting."""
 
     def fetch(self, source: Tensor) -> Fetch:
-        """Queues a copy of `source` to the host. The copied values are those after the work queued so far."""
+        """Queues a copy of `source` to the host. The copy happens after the work that is already queued."""
 
     def mark(self) -> Mark: ...
 
@@ -126,7 +126,7 @@ class _EventMark:
         self._event.record()
 
     def seconds_since(self, earlier: Mark) -> float:
-        assert isinstance(earlier, _EventMark)  # of the same device
+        assert isinstance(earlier, _EventMark)  # a mark of the same device
         self._event.synchronize()
         return float(earlier._event.elapsed_time(self._event)) / 1000.0
 
@@ -160,5 +160,5 @@ class _ClockMark:
         self._at = time.perf_counter()
 
     def seconds_since(self, earlier: Mark) -> float:
-        assert isinstance(earlier, _ClockMark)  # of the same device
+        assert isinstance(earlier, _ClockMark)  # a mark of the same device
         return self._at - earlier._at

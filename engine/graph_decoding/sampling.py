@@ -39,7 +39,7 @@ class DeviceTokenSampler:
 
     def sample(self, hidden: Tensor, rows: RowSampling, *, filtered: bool) -> Tensor:
         tokens = sample_rows(hidden, self._head, SampledRows(rows.temperatures, rows.seeds, rows.positions))
-        # The logits are not stored. They are a linear function of the hidden states, so these are checked instead.
+        # Logits are not stored. They are a linear function of the hidden states, so the hidden states are checked.
         tokens = torch.where(hidden.isfinite().all(-1), tokens, NO_TOKEN)
         if not filtered:
             return tokens

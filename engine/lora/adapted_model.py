@@ -1,4 +1,4 @@
-"""A model with one LoRA adapter on every row, for training: drafters learn from the hidden states that serving has."""
+"""A model with one LoRA adapter on every row, for training drafters on the same hidden states as in serving."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from kernels.lora import LoraRun, StackedRows
 
 
 class AdaptedModel:
-    """Gives the bits of an engine's rows with this adapter.
+    """Computes rows with the same bits as an engine that uses this adapter.
 
     The engine and graph decoding do not use this class: an engine has the adapter as its `adapters.default`.
     """

@@ -37,7 +37,7 @@ class LoraAdapter:
     """A LoRA adapter that has been read.
 
     Adapters are compared by identity. An adapter that is loaded again is a different object, so that it does not use
-    the prefixes that were cached with the earlier one.
+    the prefixes that were cached with the earlier object.
     """
 
     def __init__(self, name: str, layers: tuple[LoraLayer, ...], sha256: str) -> None:

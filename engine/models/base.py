@@ -1,7 +1,7 @@
 """The interface between a model and the engine, drafters and training.
 
 A row is one token at one position, with the cache slot for its key and value. A pass may combine rows of prefill, of
-plain decoding and of drafts; they differ only in the keys that a row attends to.
+plain decoding and of drafts. These rows differ only in the keys that they attend to.
 
 A tap is an intermediate hidden state that a pass returns for drafters: the residual stream at the input of a layer,
 or, for the index `num_layers`, at the output of the last layer before the final norm.

@@ -1,4 +1,4 @@
-"""DeepSeek-V3's multi-token prediction module: one more layer that predicts the token after the next one.
+"""DeepSeek-V3's multi-token prediction module: an additional layer that predicts the token after the next.
 
     x_t = W [RMSNorm(E[token_{t+1}]) | RMSNorm(h_t)];   h'_t = RMSNorm(layer(x_1 .. x_t));   logits = head(h'_t)
 

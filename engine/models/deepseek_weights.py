@@ -1,8 +1,8 @@
 """DeepSeek-V3's weights, read from safetensors and laid out for the kernels.
 
-Shape letters: H the hidden size, V the vocabulary size, Hq the number of heads, R the rank of the latent, Rq that of
-the queries. In attention, a head's query and key have N elements without and P with rotary embedding, and a head's
-value has Dv elements.
+Shape letters: H the hidden size, V the vocabulary size, Hq the number of heads, R the rank of the latent, Rq the rank
+of the queries. In attention, a head's query and key have N elements without and P elements with rotary embedding, and a
+head's value has Dv elements.
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ class DeepseekReader:
         outputs: Callable[[str, int], slice] = all_outputs,
     ) -> None:
         """`outputs`: as in `DecoderReader` (engine/models/weights.py)."""
-        # The configuration of each deepseek_v3 has both.
+        # Every configuration of a deepseek_v3 has `latent` and `experts`.
         assert config.latent is not None
         assert config.experts is not None
         self._source, self._config, self._dtype, self._device = source, config, dtype, device
@@ -167,7 +167,7 @@ def load_deepseek_weights(
         reader, size = DeepseekReader(source, config, dtype, device), (config.vocab_size, config.hidden_size)
         embedding = unmapped(reader.tensor("model.embed_tokens.weight", *size))
         lm_head = embedding if config.tie_word_embeddings else unmapped(reader.tensor("lm_head.weight", *size))
-        # Packing needs temporary memory, and the head needs the most. It is packed first, while no layer is in memory.
+        # Packing the head takes the most temporary memory, so it is packed first, while no layer is in memory.
         lm_head_packed = pack(lm_head)
         return DeepseekWeights(
             embedding=embedding,

@@ -124,10 +124,10 @@ def _widened(source: WeightSource, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def _shows_all_windows(model: TransformersModel, config: PretrainedConfig) -> bool:
-    """Returns whether `model` saw the sliding window of every layer that has one.
+    """Returns whether the last pass received the sliding window of every layer that has one.
 
-    Some architectures apply their windows in a way that `TransformersModel` does not see. If the configuration does not
-    say how many layers have a window, one seen window is enough.
+    Windows are received through transformers' mask interface. Some architectures apply their windows without it. If the
+    configuration does not say how many layers have a window, one received window is enough.
     """
     expected = num_windowed_layers(config)
     return model.num_windowed_layers == expected if expected is not None else model.num_windowed_layers > 0

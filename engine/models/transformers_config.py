@@ -56,7 +56,7 @@ def num_windowed_layers(config: PretrainedConfig) -> int | None:
 def context_limit(config: PretrainedConfig, *, within_windows: bool = False) -> int:
     """Returns the maximum length of a text with the original position encoding and within one attention chunk.
 
-    within_windows: the text must also fit into the sliding windows, so that every token attends to all earlier ones.
+    within_windows: the text must also fit into the sliding windows, so that every token attends to all earlier tokens.
 
     Raises: ModelNotLoadable: the config has no maximum length, or layers store other state than keys and values.
     """
@@ -79,7 +79,7 @@ def context_limit(config: PretrainedConfig, *, within_windows: bool = False) -> 
 def describe(
     config: PretrainedConfig, model_dir: Path, *, num_kv_heads: int, head_dim: int, embedding: torch.Tensor
 ) -> ModelConfig:
-    """Returns the engine's configuration of the model. Biases and head norms are off, as the model itself applies them.
+    """Returns the engine's configuration of the model. Biases and head norms are off: the model itself applies them.
 
     num_kv_heads, head_dim: the actual shape of the keys.
     """

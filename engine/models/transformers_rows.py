@@ -6,7 +6,7 @@ whose result for a row could depend on other rows, are replaced and process only
     attention      writes keys and values to their slots, then kernels.attention (transformers' attention interface)
     masks          only tell attention the size of a layer's sliding window      (transformers' mask interface)
     nn.Linear      kernels.linear                                                (modules are replaced)
-    experts        kernels.linear on an expert's rows, kernels.experts for those of gpt-oss
+    experts        kernels.linear on an expert's rows; kernels.experts for gpt-oss
                                                                                  (transformers' experts interface)
     F.linear       torch's F.linear on 16 rows at a time                         (for routers, which call it directly)
 
@@ -54,7 +54,7 @@ class RowPass:
     """State of a running pass.
 
     keys, values: per layer [slots, Hkv, D].
-    num_layers: number of layers whose attention has run; num_windowed: those with a sliding window.
+    num_layers: number of layers whose attention has run. num_windowed: number of these layers with a sliding window.
     taps: for each index in tap_layers, the tap [M, H] (engine/models/base.py).
     lora_runs: as in `Rows`.
     """
@@ -264,7 +264,7 @@ def replace_products(model: PreTrainedModel) -> None:
                 setattr(module, name, RowLinear(child.weight.t().contiguous(), child.bias))
             elif isinstance(getattr(child, "gate_up_proj", None), nn.Parameter):
                 _pack_experts(child)
-                trim_heap()  # for every layer, since the peak would otherwise be twice the size of the weights
+                trim_heap()  # for every layer: the peak would otherwise be twice the size of the weights
     trim_heap()
 
 

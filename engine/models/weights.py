@@ -141,7 +141,7 @@ def build_weights(
     size = (config.vocab_size, config.hidden_size)
     embedding = unmapped(reader.tensor("model.embed_tokens.weight", *size))
     lm_head = embedding if config.tie_word_embeddings else unmapped(reader.tensor("lm_head.weight", *size))
-    # The head is packed before the layers are read, because its intermediate results are larger than theirs.
+    # The head is packed before the layers are read, because packing the head takes the most temporary memory.
     lm_head_packed = HEAD_PACKS[weights](lm_head)
     return DecoderWeights(
         embedding=embedding,

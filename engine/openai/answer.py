@@ -18,7 +18,7 @@ from engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class AnswerLogprob:
-    """A token's log-probability, and the index of the character of the answer at which its text begins."""
+    """A token's log-probability, and the index of the answer's character at which the token's text begins."""
 
     token: TokenLogprob
     text_offset: int
@@ -48,7 +48,7 @@ class Piece:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     text: str
-    logprobs: tuple[AnswerLogprob, ...] | None  # of tokens whose text is part of `text`; None if not requested
+    logprobs: tuple[AnswerLogprob, ...] | None  # entries of tokens whose text is in `text`; None if not requested
     finish_reason: FinishReason
     token_ids: tuple[int, ...]  # generated tokens, including the one that ended the answer
     reasoning: str | None = None  # the reasoning trace; None if it is not separated from `text`

@@ -74,7 +74,7 @@ def parse_seed(fields: Fields, default_seed: int | None) -> int:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Returns the seed of a choice. The first choice has the request's seed, so its answer equals that of n = 1.
+    """Returns the seed of a choice. The first choice has the request's seed, so its answer is the same as with n = 1.
 
     Source: splitmix64's finalizer, which maps different inputs to different outputs.
     """
@@ -127,7 +127,7 @@ def check_num_logprobs(num_logprobs: int | None, *, num_tokens: int) -> None:
     if entries > MAX_LOGPROB_ENTRIES:
         raise InvalidRequest(
             f"{num_tokens} tokens with {num_logprobs} top log-probabilities each are {entries} entries, the limit is "
-            f"{MAX_LOGPROB_ENTRIES}; lower max_tokens, n or their number",
+            f"{MAX_LOGPROB_ENTRIES}; lower max_tokens, n or the number of top log-probabilities",
             param="max_tokens",
             code="unsupported_parameter",
         )

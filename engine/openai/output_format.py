@@ -18,7 +18,7 @@ _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def parse_output_format(fields: Fields) -> Grammar | None:
-    """Returns None for free text. A returned grammar is not compiled yet, and compiling it may fail.
+    """Returns the grammar of the answer, or None for free text. It is not compiled yet, and compiling it may fail.
 
     Raises: InvalidRequest
     """

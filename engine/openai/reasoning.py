@@ -1,7 +1,7 @@
 """Separates the reasoning trace of a model from its answer.
 
-A chat completion has the trace as `reasoning_content`, which DeepSeek's API, SGLang and vLLM have introduced, and the
-text after it as `content`. With `separate_reasoning: false`, as in SGLang, the trace remains part of the content.
+A chat completion has the trace as `reasoning_content`, as in DeepSeek's API, SGLang and vLLM, and the text after the
+trace as `content`. With `separate_reasoning: false`, as in SGLang, the trace remains part of the content.
 """
 
 import re
@@ -96,7 +96,7 @@ def parse_thinking(fields: Fields, prompt: Sequence[int], tokenizer: Tokenizer) 
 def _in_channels(
     markers: ThinkMarkers, channels: Channels, prompt: Sequence[int], budget: int | None
 ) -> Thinking | None:
-    """Like `parse_thinking`, for markers with channels. None: the last marker of the prompt is not `start`."""
+    """Like `parse_thinking`, for markers with channels. Returns None if the prompt's last marker is not `start`."""
     if budget is not None:
         raise InvalidRequest(
             f"{BUDGET} is not supported for models that write traces in channels",
@@ -122,7 +122,7 @@ def check_budget(
     if thinking.budget > most:
         raise InvalidRequest(
             f"{BUDGET} is {thinking.budget}, but {by} leaves at most {max(0, most)} for the trace beside its "
-            "markers and one token of the answer: lower it, or raise the limit",
+            "markers and one token of the answer: lower the budget, or raise the limit",
             param=BUDGET,
             code="thinking_budget_too_large",
         )

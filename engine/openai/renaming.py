@@ -12,7 +12,7 @@ from engine.fields import InvalidRequest
 
 @contextmanager
 def renamed_errors(names: Mapping[str, str]) -> Iterator[None]:
-    """Raises an `InvalidRequest` from within the `with` block again, with the caller's names.
+    """Re-raises an `InvalidRequest` of the `with` block with the caller's names.
 
     Args:
         names: maps names of members of the chat completion to the caller's names. The longest of the names that is a

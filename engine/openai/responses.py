@@ -2,7 +2,7 @@
 
 In addition to OpenAI's fields, a response has three fields of our own. With `seed` a client can request the same answer
 again. `metrics.speculative_decoding` has the speculation statistics of the request. `limits` has the limit of the
-answer's tokens, if the client set none. `system_fingerprint` is that of engine/fingerprint.py.
+answer's tokens, if the client set none. engine/fingerprint.py describes `system_fingerprint`.
 """
 
 import math
@@ -29,7 +29,7 @@ class Head:
     model: str
     seed: int
     limits: tuple[TokenLimit, ...]  # by index of the choice
-    fingerprint: str | None = None  # of the engine with the request's adapter
+    fingerprint: str | None = None  # fingerprint of the engine with the request's adapter
 
     def fields(self, kind: str) -> dict[str, Any]:
         return {
@@ -285,5 +285,5 @@ def _known(entry: AnswerLogprob, value: _Value) -> _Value | None:
 
 
 def finite(logprob: float) -> float:
-    """Returns the log-probability, and instead of -infinity the lowest value that responses use."""
+    """Returns the log-probability; -infinity is replaced by the lowest value that responses use."""
     return max(logprob, _LOWEST_LOGPROB)

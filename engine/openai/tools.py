@@ -39,7 +39,7 @@ class Tool:
 class ToolUse:
     """tools: the tools in the prompt.
 
-    callable: the tools that the answer may call: all, or the one that the request names.
+    callable: the tools that the answer may call: all tools, or the tool that the request names.
     """
 
     tools: tuple[Tool, ...]
@@ -49,7 +49,7 @@ class ToolUse:
 
 
 def parse_tools(fields: Fields) -> ToolUse | None:
-    """Returns None if there are no tools, or if none of them may be called.
+    """Returns the request's tools; None if there are no tools, or if none of them may be called.
 
     Raises: InvalidRequest
     """
@@ -78,7 +78,7 @@ def call_grammar(use: ToolUse, form: CallForm) -> Grammar | None:
     """Returns the grammar that enforces the options; None if they do not constrain the answer.
 
     Raises: InvalidRequest: the schemas of all tools together are too long.
-    Source: the format is that of XGrammar's structural tags.
+    Source: the format of XGrammar's structural tags.
     """
     required = use.choice == "required"
     if not required and use.parallel and not any(tool.strict for tool in use.callable):

@@ -61,7 +61,7 @@ class ServerConfig:
         if self.max_waiting < 0:
             raise ValueError(f"max_waiting must be 0 or more, got {self.max_waiting}")
         if self.operator_token is not None and self.operator_token == self.token:
-            raise ValueError("the operator's token must not be the clients'")
+            raise ValueError("the operator's token must differ from the clients' token")
 
 
 class ServerApp:

@@ -1,4 +1,4 @@
-"""Audits a claim beside the other requests of the server (engine/audit)."""
+"""Audits a claim while the server also runs other requests (engine/audit)."""
 
 from typing import Any
 from uuid import uuid4
@@ -14,7 +14,7 @@ async def audit(
 ) -> dict[str, Any]:
     """Returns the verdict as JSON. If the task is cancelled, the engine stops re-scoring.
 
-    Raises: InvalidRequest, ServerFault: the claim cannot be audited by this engine, or not now.
+    Raises: InvalidRequest: this engine cannot audit the claim. ServerFault: the engine cannot audit now.
     """
     engine = async_engine.worker.engine
     fingerprint = require_exact(engine.fingerprint(adapter), engine.row_invariance)

@@ -13,7 +13,7 @@ BODY_SECONDS = 30.0  # a slower client would occupy memory for too long
 
 
 async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """Raises: InvalidRequest: 413 for a body over `max_bytes`, 408 for a body that is not complete in time."""
+    """Reads the body. Raises: InvalidRequest: 413 if it exceeds `max_bytes`, 408 if it is not complete in time."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(int(declared), max_bytes)
@@ -26,7 +26,7 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """Raises: InvalidRequest: the body is not a JSON object, or is nested too deeply."""
+    """Parses the body. Raises: InvalidRequest: it is not a JSON object, or is nested too deeply."""
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
         if b"\\ud" in raw.lower():  # an unpaired escaped surrogate is valid JSON, but not valid text

@@ -25,7 +25,7 @@ class Catalog:
         raise self._unknown(name)
 
     def fingerprint(self, adapter: str | None) -> str | None:
-        """Returns `system_fingerprint` of answers with this adapter. Raises: InvalidRequest: 404, it was unloaded."""
+        """Returns `system_fingerprint` of answers with this adapter. Raises: InvalidRequest: 404, no such adapter."""
         try:
             fingerprint = self._engine.fingerprint(adapter)
         except ValueError as error:

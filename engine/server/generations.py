@@ -35,8 +35,8 @@ from engine.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Names the group of requests that share past answers (`engine.request.Request.memory`). Only the gateway sets this
-# header, because it passes on no header of its caller.
+# Names the group of requests that share past answers (`engine.request.Request.memory`). The gateway sets this header,
+# and its clients cannot, because the gateway passes on none of their headers.
 MEMORY_HEADER = "x-slipstream-memory"
 # The gateway sets this header for streams whose usage cannot be requested in the body. The stream then contains the
 # usage so far as comments.
@@ -200,7 +200,7 @@ class Generations:
         *,
         comments: bool,
     ) -> AsyncIterator[bytes]:
-        """Yields encoded events. `comments`: whether a comment with the usage so far precedes those of each piece."""
+        """Yields encoded events. `comments`: whether a comment with the usage precedes the events of each piece."""
         events = wire_format.events(head, run.parsed, tokenizer=self._tokenizer)
         try:
             for event in events.opening():

@@ -16,7 +16,7 @@ PROBE_SECONDS = 30.0  # time limit for the token that the check generates
 # slow CPU, and the first steps load the model's pages into memory, so there is a minimum.
 STALL_FACTOR = 20
 STALL_SECONDS = (10.0, 60.0)  # minimum and maximum of the limit
-MIN_OBSERVED_STEPS = 200  # with fewer steps, the longest one is not representative
+MIN_OBSERVED_STEPS = 200  # with fewer steps, the longest step is not representative
 
 
 class Health:
@@ -40,7 +40,7 @@ class Health:
         if self._async_engine.num_open and self._probe is None:
             stalled, limit = now - worker.last_step_at, stall_limit(worker)
             return None if stalled < limit else f"no step for {stalled:.0f} s, the limit is {limit:.0f}"
-        # Concurrent health checks share the task, so it must not end when the client of one of them disconnects.
+        # Concurrent health checks share the task, so the task must not end when one of their clients disconnects.
         if self._probe is None:
             self._probe = asyncio.create_task(self._generate_token())
             self._probe.add_done_callback(lambda _: setattr(self, "_probe", None))

@@ -3,12 +3,12 @@
 import math
 from collections import deque
 
-_NUM_REMEMBERED = 32  # the rate is computed from this many latest ends
+_NUM_REMEMBERED = 32  # the rate is computed from the times at which this many choices ended last
 _LONGEST_SECONDS = 60
 
 
 class QueueTime:
-    """`now`: seconds of a monotonic clock."""
+    """The rate at which choices end. `now`: seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._ended_at: deque[float] = deque(maxlen=_NUM_REMEMBERED)

@@ -40,13 +40,16 @@ class State(StrEnum):
 
 
 class Sleeping:
-    """`lock` is held while the engine changes its state; the operator's other changes hold it too."""
+    """Puts the engine to sleep and wakes it.
+
+    `lock` is held while the engine changes its state; the operator's other changes hold it too.
+    """
 
     def __init__(self, async_engine: AsyncEngine, sleeper: Sleeper | None, lock: asyncio.Lock) -> None:
-        """`sleeper`: None: this engine cannot sleep."""
+        """`sleeper`: None if this engine cannot sleep."""
         self.state = State.AWAKE
-        self.sleep_seconds: float | None = None  # how long it took to give the memory back, the last time
-        self.wake_seconds: float | None = None  # how long it took to restore the memory, the last time
+        self.sleep_seconds: float | None = None  # how long the engine last took to give its memory back
+        self.wake_seconds: float | None = None  # how long the engine last took to restore its memory
         self._async_engine = async_engine
         self._sleeper = sleeper
         self._lock = lock
@@ -72,7 +75,7 @@ class Sleeping:
                 raise _not_supported(str(error)) from error
             idle_seconds = self._async_engine.idle_seconds
             if min_idle_seconds is not None and idle_seconds < min_idle_seconds:
-                message = f"the engine was used {idle_seconds:.1f} s ago, and not {min_idle_seconds:.1f} s ago"
+                message = f"the engine was used {idle_seconds:.1f} s ago, which is less than {min_idle_seconds:.1f} s"
                 raise InvalidRequest(message, code="engine_in_use", status=409)
             self._set(State.FALLING_ASLEEP)
             try:

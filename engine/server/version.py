@@ -1,3 +1,3 @@
-"""The version that /version returns, equal to the one in pyproject.toml."""
+"""The version that /version returns, equal to the version in pyproject.toml."""
 
 VERSION = "0.1.0"

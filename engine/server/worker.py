@@ -109,7 +109,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Live:
-    """A request in the engine, or one that waits to be added to it again."""
+    """A request that is in the engine, or that waits to be added to the engine again."""
 
     request: Request
     num_delivered: int = 0  # number of tokens reported
@@ -117,7 +117,10 @@ class _Live:
 
 
 class EngineWorker:
-    """`submit`, `cancel` and `call` may be called from any thread; `deliver` is called on the worker's thread."""
+    """Runs the engine on a thread.
+
+    `submit`, `cancel` and `call` may be called from any thread; `deliver` is called on the worker's thread.
+    """
 
     def __init__(self, engine: Engine, *, deliver: Callable[[list[Report]], None]) -> None:
         self.engine = engine
@@ -149,7 +152,7 @@ class EngineWorker:
         self._commands.put(lambda: self._submit(request))
 
     def cancel(self, request_id: str) -> None:
-        """Cancels a request; its last report follows, unless that was delivered already."""
+        """Cancels a request; its last report follows, unless this report was delivered already."""
         self._commands.put(lambda: self._cancel(request_id))
 
     def call(self, function: Callable[[Engine], _Result]) -> Future[_Result]:
@@ -253,7 +256,7 @@ class EngineWorker:
             self._deliver(reports)
 
     def _report(self, output: StepOutput) -> Report | None:
-        """Returns the part of the output that was not delivered before the request was added again; None: no part."""
+        """Returns the part of the output that was not delivered before the request was added again, if any."""
         live = self._live.get(output.request_id)
         if live is None:
             return None
@@ -277,7 +280,10 @@ class EngineWorker:
         return Report(output.request_id, output)
 
     def _recover(self, error: Exception) -> None:
-        """Cancels all requests. The request on probation, or an only request, fails; the others are added again."""
+        """Cancels all requests. If one request is blamed for the error, it fails; the others are added again.
+
+        The request on probation is blamed or, if there is none, a request that was alone in the engine.
+        """
         blamed = self._probation or (next(iter(self._live)) if len(self._live) == 1 else None)
         if not self._clear():
             self._break(error)
@@ -321,5 +327,5 @@ class EngineWorker:
 
 
 def _failure_of(error: Exception) -> GenerationFailed:
-    # The error's text is only logged, since it may contain more than a client should read.
+    # The error's text is only logged, because it may contain more than a client should read.
     return GenerationFailed(f"the engine could not answer this request ({type(error).__name__})")

@@ -1,8 +1,8 @@
 """Decides which outputs of each product a rank computes.
 
-Every product is cut by its outputs and never by its inputs. So one rank sums each output, in the same order as a single
-process, and the gathered outputs have the same bits at every degree. A sum of partial results of several ranks would
-have other bits.
+Every product is cut by its outputs and never by its inputs. Each output is therefore summed by one rank, in the same
+order as by a single process, and the gathered outputs have the same bits at every degree. A sum of partial results of
+several ranks would have other bits.
 
 A rank has whole KV heads with their query heads. If there are more ranks than KV heads, several ranks share a KV head:
 each of them stores its keys and values, and they divide its query heads among them.

@@ -51,7 +51,7 @@ class Group:
         return _side_by_side(received, widths)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Overwrites the contiguous tensor with that of rank 0, and returns it."""
+        """Overwrites the contiguous tensor with rank 0's tensor, and returns it."""
         dist.broadcast(_bytes(tensor), src=0)
         return tensor
 

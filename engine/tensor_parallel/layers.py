@@ -1,8 +1,8 @@
 """One rank's part of the layers, dense or with a mixture of experts (kernels/decoder.py), or with latent attention.
 
 Each layer gathers four times: the attended values, the attention's output, the activations and the output of the MLP.
-After a gather, each rank normalizes all columns. The kernels are those of the unsharded pass. A kernel computes an
-output with the same bits, whichever other outputs it computes in the same call.
+After a gather, each rank normalizes all columns. The kernels are the same as in the unsharded pass. A kernel computes
+an output with the same bits, whichever other outputs it computes in the same call.
 
 Shape letters: M rows, H the hidden size, D the elements of a head.
 """

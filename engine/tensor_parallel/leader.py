@@ -1,4 +1,4 @@
-"""The model on rank 0: the engine calls it like any other model, and it tells the other ranks to take part.
+"""The model on rank 0: the engine calls it like any other model, and the model tells the other ranks to take part.
 
 Only rank 0 schedules, budgets, drafts, verifies and samples. If a drafter shares the target's embedding or LM head,
 rank 0 reads the complete matrix from the model's folder when the drafter first uses it.
@@ -152,7 +152,7 @@ class ShardedModel:
         with _ending_the_rank_on_failure():
             send(self._shard.group, Kind.LOGITS, hidden.view(-1).view(torch.uint8))
             logits = self._shard.logits(hidden)
-        assert logits is not None  # on rank 0
+        assert logits is not None  # true on rank 0
         return logits
 
     def hidden_states(self, token_ids: Tensor, tap_layers: Sequence[int] = ()) -> Hidden:

@@ -80,7 +80,8 @@ def _watch(rank: int, process: "subprocess.Popen[bytes]", ended: "queue.SimpleQu
 def first_to_end(status_of: Callable[[int], int | None], ended: "queue.SimpleQueue[int]") -> int:
     """Waits until a rank ends, and returns the rank that caused the end of the group.
 
-    Ranks with the status LOST_GROUP are skipped. If no other rank ends within `_CAUSE_SECONDS`, the first is the cause.
+    Ranks with the status LOST_GROUP are skipped. If no other rank ends within `_CAUSE_SECONDS`, the rank that ended
+    first is the cause.
 
     status_of: returns the exit status of a rank that has ended.
     ended: receives the ranks in the order in which they end.

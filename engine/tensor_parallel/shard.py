@@ -71,7 +71,7 @@ class Shard:
         """Returns the hidden states of the rows, and writes the keys and values of the rank's heads to the cache.
 
         layers: indices of the layers to run. `cache` has keys and values for each of these layers, in this order.
-        The other arguments are those of `decoder` (kernels/decoder.py).
+        The other arguments are as in `decoder` (kernels/decoder.py).
         """
         residual = self._exchange.hidden(self.weights.embedding[token_ids]).float()  # [M, H]
         taps: dict[int, Tensor] = {}

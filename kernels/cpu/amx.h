@@ -4,8 +4,8 @@
  *   0, 1   float32 [rows, 16]: the sums of the first 16 rows; 2, 3: those of the other rows
  *   4      bfloat16 [rows, 32]: 32 numbers of each of the first 16 rows; 5: of the other rows
  *   6, 7   bfloat16 [16, 16, 2]: 32 weights for each of 16 columns, in pairs
- * A sum depends only on its row and its column. In each step of 32 numbers, the products of the even and of the odd
- * numbers are added apart, and then both to the sum.
+ * A sum depends only on its row and its column. In each step of 32 numbers, the products of the even numbers and those
+ * of the odd numbers are added separately. Both results are then added to the sum.
  */
 #pragma once
 #include "common.h"
@@ -27,7 +27,7 @@ void amx_configure(int64_t rows);
 void amx_release(void);
 
 #if defined(HAS_AMX)
-/* The intrinsics do not tell the compiler which memory they read. This makes it finish all writes before. */
+/* The intrinsics do not tell the compiler which memory they read. This macro makes it finish all earlier writes. */
 #define FINISH_WRITES() __asm__ volatile("" ::: "memory")
 
 /* Adds the products of 32 numbers of each row with their weights. x: the numbers, `x_stride` bytes per row; w0, w1: the

@@ -1,12 +1,13 @@
 /* Paged tree attention.
  *
  * A row at position p attends to the p + 1 keys at the positions 0 .. p. The slots of the first `prefix_lens[m]` keys
- * are in the sequence's slot table; those of the others are in the row's path of draft nodes. The online softmax uses
- * blocks of BLOCK positions from position 0. A key's position therefore determines its block, its vector lane and so
- * the order of additions, whether the key is committed or belongs to a draft. The order does not depend on the batch.
+ * are in the sequence's slot table; the slots of the other keys are in the row's path of draft nodes. The online
+ * softmax uses blocks of BLOCK positions from position 0. A key's position therefore determines its block, its vector
+ * lane and so the order of additions, whether the key is committed or belongs to a draft. The order does not depend on
+ * the batch.
  *
- * The positions are divided into spans, whose sums are computed apart and then added in their order, so that several
- * threads can share the keys of one row.
+ * The positions are divided into spans, so that several threads can share the keys of one row. The sums of the spans
+ * are computed separately and then added in the order of the spans.
  *
  * A tile is a few rows of one sequence. If all rows of a tile attend to a block of positions, the tile reads this block
  * only once. A block is prepared so that each step of a sum is one multiplication by a number of the query: the keys
@@ -63,11 +64,11 @@ struct scores {
 };
 
 #if HAS_PAIRS
-/* exp(x) for x <= 0, to be rounded to bfloat16. The relative error is 4e-6, a 500th of the rounding's. */
+/* exp(x) for x <= 0, to be rounded to bfloat16. The relative error is 4e-6, a 500th of the rounding error. */
 ALWAYS vf exp_to_round(vf x) {
     vf scaled = (vf)_mm512_max_ps(_mm512_set1_ps(-200.0f), (__m512)(x * 1.44269504088896341f)); /* NaN stays NaN */
     vf fraction = (vf)_mm512_reduce_ps((__m512)scaled, _MM_FROUND_TO_NEG_INF);
-    vf power = vf_fma(vf_set(1.34266866e-2f), fraction, vf_set(5.22424690e-2f)); /* of 2; a minimax polynomial */
+    vf power = vf_fma(vf_set(1.34266866e-2f), fraction, vf_set(5.22424690e-2f)); /* 2 ** fraction, as a polynomial */
     power = vf_fma(power, fraction, vf_set(2.41280213e-1f));
     power = vf_fma(power, fraction, vf_set(6.93044841e-1f));
     power = vf_fma(power, fraction, vf_set(1.0f));
@@ -80,7 +81,7 @@ ALWAYS vf pair_factors(vf parts[PARTS], vf max, vf weights) {
     __m512bh factors =
         _mm512_cvtne2ps_pbh((__m512)exp_to_round(parts[1] - max), (__m512)exp_to_round(parts[0] - max));
     memcpy(parts, &factors, sizeof factors);
-    return (vf)_mm512_dpbf16_ps((__m512)weights, factors, (__m512bh)_mm512_set1_epi16(0x3f80)); /* 1 */
+    return (vf)_mm512_dpbf16_ps((__m512)weights, factors, (__m512bh)_mm512_set1_epi16(0x3f80)); /* 1 in bfloat16 */
 }
 #endif
 

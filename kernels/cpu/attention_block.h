@@ -75,8 +75,8 @@ ALWAYS void prepare_keys(const struct keys *keys, const int64_t *offsets, const 
         }
 }
 
-/* With pairs, each pair of vectors has the even elements of 2 LANES elements and then the odd ones: bringing them into
- * order takes more time here than once in `store_partial`. */
+/* With pairs, each pair of vectors has the even elements of 2 LANES elements and then the odd elements. `store_partial`
+ * brings them into order once, which takes less time than doing so here for each block. */
 ALWAYS void prepare_values(const struct keys *keys, const int64_t *offsets, const int64_t D, const int dtype,
                            const int pairs, struct block *block) {
     const int64_t lanes = D / LANES;

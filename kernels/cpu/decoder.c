@@ -55,9 +55,9 @@ static int64_t claim_item(const struct run *r, int64_t index) {
     return claim(r->next + index / PRODUCTS * COUNTERS + kind, kind == GATE_UP ? blocks / 2 : blocks);
 }
 
-/* Computes items of a product until none is left. Before each item, the thread claims the one after it, whose weights
- * are prefetched meanwhile. After its last item of the product, that is an item of the next product. `out` is unused
- * for GATE_UP. */
+/* Computes items of a product until none is left. Before each item, the thread claims the following item, whose weights
+ * it prefetches during the computation. After the thread's last item of the product, the following item belongs to the
+ * next product. `out` is unused for GATE_UP. */
 static void product_phase(struct worker *w, int64_t index, const void *x, float *out, enum output output) {
     const struct run *r = w->r;
     const struct linear *l = product(r, index);

@@ -55,7 +55,7 @@ struct fusion {
 struct observation {
     int64_t M;
     const void *taps;                                     /* [rows of the pass, K] in the decoder's dtype */
-    const int64_t *pass_rows, *tokens, *positions, *slots; /* [M] each; tokens: those after the rows' positions */
+    const int64_t *pass_rows, *tokens, *positions, *slots; /* [M] each; tokens: the tokens after the positions */
     struct attention_rows rows;
     void *keys, *values; /* the drafter's caches */
     void *read;          /* [M, H] in the decoder's dtype, a result */
@@ -233,7 +233,7 @@ static int run_layer(const struct eagle3 *e, const struct decoder_pass *pass) {
     return 0;
 }
 
-/* Runs the layer on the rows of the level. In `fed_back`, replaces the states of the rows' parents by those of the
+/* Runs the layer on the rows of the level. In `fed_back`, replaces the states of the rows' parents by the states of the
  * rows. */
 static int run_level(const struct eagle3 *e, const struct growth *g, const struct buffers *b,
                      const struct level *level, float *fed_back) {

@@ -3,10 +3,10 @@
  * Weights are packed into blocks of 32 outputs. The memory of a block is contiguous and is read sequentially:
  *   float32   [ceil(N / 32), K, 32]
  *   bfloat16  [ceil(N / 32), K / 2, 32, 2]   (adjacent pairs of k, as VDPBF16PS requires)
- *   int8      the layout of bfloat16, with one byte per weight. With VDPBF16PS it is a sign bit and a magnitude, which
- *             is the index into a table of bfloat16 numbers (they represent all int8 numbers exactly). Otherwise it is
- *             the two's complement, which takes the fewest instructions to convert to float32. `slipstream_int8_signed`
- *             tells Python which of the two this library reads
+ *   int8      the layout of bfloat16, with one byte per weight. With VDPBF16PS the byte is a sign bit and a magnitude.
+ *             The magnitude is the index into a table of bfloat16 numbers, which represent all int8 numbers exactly.
+ *             Otherwise the byte is the two's complement, which takes the fewest instructions to convert to float32.
+ *             `slipstream_int8_signed` tells Python which of the two forms this library reads
  *   int4      [ceil(N / 32), K / 32, 576]   (576 bytes for a group of 32 values of k: 32 float16 scales, one per
  *             output; then 256 bytes for the outputs 0 to 15 and 256 bytes for the outputs 16 to 31, in the order that
  *             `int4_weights` describes). The sum of a group is multiplied by its scale and then added to the sum of the
@@ -28,9 +28,9 @@ const int32_t slipstream_int8_signed = 1;
 #endif
 
 #if defined(HAS_DP)
-/* With more rows than this, FMA is faster than VDPBF16PS on Intel's processors, which start eight FMA in the time of one
- * VDPBF16PS; with fewer rows, memory limits both. Both have the same bits (`tile_pairs`). Weights in int8 take too long to
- * convert to float32 for this. */
+/* With more rows than this, FMA is faster than VDPBF16PS on Intel's processors, which start eight FMA in the time of
+ * one VDPBF16PS. With fewer rows, memory limits the speed of both. Both give the same bits (`tile_pairs`). There is no
+ * such choice for int8 weights, because converting them to float32 takes too long. */
 #define FEW_ROWS 4
 static int pairs_are_slow(void) { return __builtin_cpu_is("intel"); }
 #endif

@@ -114,7 +114,7 @@ struct query_tile {
 /* Computes the attention of a tile's rows to the KV head `head`. */
 void attention_tile(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
                     int64_t head);
-/* Computes the partial results of one span. partials: [count, Hq, spans, D + 2], those of all spans of the tile. */
+/* Computes the partial results of one span. partials: [count, Hq, spans, D + 2], for all spans of the tile. */
 void attention_span(const struct attention *a, const struct attention_rows *rows, const struct query_tile *tile,
                     int64_t head, int64_t span, float *partials);
 /* Computes the attention from the partial results of all spans, with the same bits as `attention_tile`. */

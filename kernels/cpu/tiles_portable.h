@@ -67,8 +67,8 @@ ALWAYS void expand(const void *w, int64_t k, int first, const int format, vf *ev
 #endif
 #define SWEEP_PARTS 2
 
-/* Loads two numbers of x into all lanes of two vectors. The pair is copied to all lanes before it is taken apart:
- * compilers otherwise take it apart in integer registers, and copying from there is slower than all the arithmetic. */
+/* Loads two numbers of x into all lanes of two vectors. The pair is copied to all lanes before it is split: compilers
+ * would otherwise split it in integer registers, and copying from there is slower than all the arithmetic. */
 ALWAYS void load_x_pair(const void *x, int64_t i, int dtype, vf *even, vf *odd) {
     if (dtype == F32) {
         *even = vf_set(((const float *)x)[i]), *odd = vf_set(((const float *)x)[i + 1]);
@@ -80,7 +80,7 @@ ALWAYS void load_x_pair(const void *x, int64_t i, int dtype, vf *even, vf *odd) 
 }
 
 /* Number of values of k of a row that are converted to float32 at a time. With 32 registers, reading converted numbers
- * into all lanes takes no arithmetic instruction; with 16, taking pairs apart in registers is faster. */
+ * into all lanes takes no arithmetic instruction; with 16 registers, splitting pairs in registers is faster. */
 #if defined(__AVX512F__)
 #define WIDENED 256
 #else
@@ -134,13 +134,13 @@ ALWAYS void sweep_pairs(const int rows, const int parts, const struct tile *t, i
         for (int i = 0; i < parts; i++) acc[row + r][part + i] = sums[r][i];
 }
 
-/* Reads pairs of k and computes in float32. The order of additions is that of VDPBF16PS: the odd k of a pair first. With
- * `flushing`, the sums also have the bits of VDPBF16PS, which takes numbers below 2**-126 for zero. */
+/* Reads pairs of k and computes in float32. As VDPBF16PS does, it adds the product of the odd k of a pair first. With
+ * `flushing`, the sums also have the bits of VDPBF16PS, which treats numbers below 2**-126 as zero. */
 ALWAYS void tile_pairs(const int rows, const struct tile *t, const int format, const int dtype, const int flushing) {
     vf acc[MAX_ROWS][PARTS];
     if (flushing) flush_tiny_numbers();
     if (rows == 1 || (rows <= SWEEP_ROWS && format == BF16)) {
-        /* Few rows wait for the memory, which is read fastest in one sweep. */
+        /* With few rows, memory limits the speed, and one sweep reads memory fastest. */
         sweep_pairs(rows, PARTS, t, 0, 0, format, dtype, STEPS, acc);
     } else {
         const int first = rows <= SWEEP_ROWS ? rows : (rows + 1) / 2;

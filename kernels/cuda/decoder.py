@@ -1,9 +1,9 @@
 """Runs the layers of a decoder on CUDA, with nine or ten launches per dense layer.
 
 A matrix product is computed in splits along K, and the next operation adds the splits when it reads the product. If
-`gate_up` has one split, its kernel also computes SwiGLU, which saves a launch. The results have the same bits as those
-of `kernels.decoder.decoder_reference`, which calls one operation after the other. Passes with LoRA adapters use that
-function. A row without an adapter therefore has the same bits in a pass with adapters and in a pass without.
+`gate_up` has one split, its kernel also computes SwiGLU, which saves a launch. The results have the same bits as
+the results of `kernels.decoder.decoder_reference`, which calls one operation after the other. Passes with LoRA adapters
+use that reference. A row without an adapter therefore has the same bits in a pass with adapters and in a pass without.
 """
 
 from collections.abc import Sequence

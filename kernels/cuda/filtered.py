@@ -52,7 +52,7 @@ def _filtered_kernel(
         for start in range(0, limit, BLOCK):
             total += tl.sum(tl.exp(_scaled(values, start + tl.arange(0, BLOCK), limit, temperature) - top), 0)
 
-    mass = tl.where(top_p < 1.0, top_p * total, float("inf"))  # a token is dropped if those before it have this mass
+    mass = tl.where(top_p < 1.0, top_p * total, float("inf"))  # tokens after this mass are dropped
     best = tl.full((), float("-inf"), tl.float64)
     winner = tl.full((), 0, tl.int64)
     before = tl.full((), 0.0, tl.float64)

@@ -46,7 +46,7 @@ def dot(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> np.ndarray:
     Args:
         a: [..., M, K]
         b: [..., K, N]
-        total: [..., M, N], whose dtype is that of the accumulation.
+        total: [..., M, N]. Its dtype is used for the accumulation.
     """
     total = total.copy()
     columns_of_a = np.moveaxis(a, -1, 0).astype(total.dtype, order="C")[..., None]  # [K, ..., M, 1]

@@ -90,7 +90,7 @@ def swiglu(parts: Parts, dtype: torch.dtype) -> Tensor:
 def swiglu_linear(x: Tensor, data: Tensor, scales: Tensor | None, bias: Tensor | None) -> Tensor:
     """Computes SwiGLU of the product of x [M, K] with a weight [2 I, K] -> [M, I] in the dtype of x.
 
-    The arguments are those of `kernels.cuda.linear.linear_parts`. The first I rows of the weight are the gate's.
+    The arguments are as in `kernels.cuda.linear.linear_parts`. The first I rows of the weight belong to the gate.
     """
     (M, K), width = x.shape, data.shape[0] // 2
     if num_splits(2 * width, K) > 1:

@@ -20,7 +20,7 @@ from kernels.tree import Accepted, Trees
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Kept rows of a pass: for each of B sequences, the row of its last token and those of the accepted nodes.
+    """Kept rows of a pass: for each of B sequences, the rows of its last token and of the accepted nodes.
 
     Each sequence has n entries. If a sequence has fewer than n kept rows, the unused entries repeat the row of its last
     token, but with the padding slot.

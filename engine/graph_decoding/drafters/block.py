@@ -108,7 +108,7 @@ class BlockGraphDrafter:
         B, depths, _ = hidden.shape
         best = self._head.best(hidden.flatten(0, 1), PAIRED)
         P = best.values.shape[1]
-        columns = best.tokens.view(B, depths, P)  # column indices and not token ids, since this head has no vocab
+        columns = best.tokens.view(B, depths, P)  # column indices, not token ids: this head has no vocab
         tokens = columns if heads.vocab is None else heads.vocab[columns]
         anchors = state.tokens.view(B, 1, 1).expand(-1, -1, P)
         parents = torch.cat([anchors, tokens[:, :-1]], dim=1)  # [B, depths, P]: the anchor, then the previous depth

@@ -1,6 +1,6 @@
 """EAGLE-3 and multi-token prediction on the device, which draft a tree level by level.
 
-    observe   runs the module on the kept rows (those of the last token and the accepted nodes), with keys and values in
+    observe   runs the module on the kept rows (of the last token and the accepted nodes), with keys and values in
               the target's cache slots, and stores the output of each sequence's last row in the batch slot
     draft     proposes candidates from that output, runs the likeliest of them as the next level, and repeats to a fixed
               depth
@@ -57,7 +57,7 @@ class Levels(Protocol):
     def host_state(self, sequence: Sequence) -> tuple[Tensor, Tensor] | None:
         """Returns the output and the feedback, [H] each, from which the drafter on the host would start its next draft.
 
-        Returns None if that drafter has not observed the pass before the sequence's last token.
+        Returns None if the drafter on the host has not observed the pass before the sequence's last token.
         """
 
 
@@ -125,7 +125,7 @@ class GrowingTreeGraphDrafter:
     def _level_rows(self, state: BatchSlotState, paths: Tensor) -> DecoderRows:
         """paths: [B, W, level], the scratch slots on the path to each node, from the root down."""
         _, W, level = paths.shape
-        # A node's row is at the position before the node's token, as the module's input includes the next token.
+        # A node's row is at the position before the node's token, because the module's input includes the next token.
         positions = (state.lengths - 2 + level).clamp(max=self._module.last_position)
         attention = AttentionRows(
             slot_tables=self._batch_slots.slot_tables,

@@ -17,9 +17,9 @@ class BatchSlotBuffers:
         self._ready = torch.zeros(tables.shape[0], dtype=torch.int64, device=tables.device)
 
     def load(self, row: int, vectors: tuple[Tensor, ...] | None) -> None:
-        """Sets the state of a batch slot to that of the drafter on the host.
+        """Sets the state of a batch slot to the state of the drafter on the host.
 
-        vectors: [H] each; None if that drafter has no state for the sequence.
+        vectors: [H] each; None if the drafter on the host has no state for the sequence.
         """
         self._device.put(self._ready[row], torch.tensor(int(vectors is not None)))
         for own, vector in zip(self._vectors, vectors or (), strict=False):

@@ -1,1 +1,1 @@
-"""Reads the weights of quantized checkpoints: one module for each format, and `source` that chooses among them."""
+"""Reads the weights of quantized checkpoints: one module for each format, and `source`, which chooses the module."""

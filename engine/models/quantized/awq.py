@@ -45,7 +45,7 @@ class AwqFormat:
         return cls(checked_group_size(size), zero_point=bool(values.get("zero_point", True)))
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Returns None if the module's weight is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
+        """Reads a weight; returns None if it is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
         if f"{module}.qweight" not in tensors.names:
             return None
         values = unpack(check_packed(f"{module}.qweight", tensors.tensor(f"{module}.qweight")), 4, _ORDER)  # [K, N]

@@ -66,7 +66,7 @@ class CompressedTensorsFormat:
         return cls(bits, sizes, next(iter(blocks), _BLOCK), f"compressed-tensors {' and '.join(kinds)}")
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Returns None if the module's weight is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
+        """Reads a weight; returns None if it is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
         packed = f"{module}.weight_packed" in tensors.names
         if packed:
             values, bits = self._unpacked(tensors, module)

@@ -36,7 +36,7 @@ class Float8Format:
         return cls(block_of(block), name=f"fp8 blocks {block[0]}x{block[1]}") if block else cls()
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Returns None if the module's weight is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
+        """Reads a weight; returns None if it is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
         values = tensors.tensor(f"{module}.weight")
         if values.dtype != torch.float8_e4m3fn:
             return None

@@ -48,7 +48,7 @@ class GptqFormat:
         return cls(bits, group_size, zero_offset=_ZERO_OFFSETS[stored], in_order=not values.get("desc_act"))
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Returns None if the module's weight is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
+        """Reads a weight; returns None if it is not quantized. Raises: ScalesMissing, QuantizedWeightsInvalid."""
         if f"{module}.qweight" not in tensors.names:
             return None
         packed = check_packed(f"{module}.qweight", tensors.tensor(f"{module}.qweight"))

@@ -40,7 +40,7 @@ def _values(parts: Sequence[QuantizedWeight]) -> Tensor:
 
 
 def _grouped(part: QuantizedWeight) -> Tensor:
-    """Returns the scales, repeated so that there is one for each 32 columns (the groups of the int4 kernel)."""
+    """Returns the scales, repeated to one scale for each 32 columns (the groups of the int4 kernel)."""
     return part.scales.repeat_interleave(part.group_size // INT4_GROUP, 1)
 
 

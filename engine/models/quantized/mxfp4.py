@@ -1,9 +1,9 @@
 """Reads experts' weights in MXFP4, as gpt-oss has them: 4-bit floats (E2M1) in blocks of 32 that share a power of two.
 
 `NAME_blocks` [E, N, K / 32, 16] uint8 has two numbers in each byte, the first one in the low half. `NAME_scales`
-[E, N, K / 32] uint8 has the exponents, increased by 127. Together they encode one tensor. In a bf16
-checkpoint of the same model its name is `NAME`, and its shape is [E, K, N]: K and N are exchanged. bfloat16 can
-represent all values, so converting to it loses nothing.
+[E, N, K / 32] uint8 has the exponents, increased by 127. The two tensors encode one weight. In a bf16 checkpoint of the
+same model, this weight has the name `NAME` and the shape [E, K, N]: K and N are exchanged. bfloat16 can represent all
+values, so the conversion to bfloat16 loses nothing.
 
 E experts, N outputs, K inputs.
 

@@ -12,8 +12,8 @@ from kernels.decoder import LayerWeights
 
 @dataclass(frozen=True, slots=True)
 class WeightsReport:
-    format: str  # in which the checkpoint stores the weights
-    kernel: str  # format of the weights that the kernels of the layers' matrix products read
+    format: str  # format in which the checkpoint stores the weights
+    kernel: str  # format of the weights in the matrix products of the layers
 
     def as_json(self) -> dict[str, str]:
         return asdict(self)

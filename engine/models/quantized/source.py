@@ -34,7 +34,7 @@ class Format(Protocol):
     def suffixes(self) -> frozenset[str]: ...
 
     def read(self, tensors: Tensors, module: str) -> QuantizedWeight | None:
-        """Returns None if the weight of this module is not quantized."""
+        """Reads the weight of a module; returns None if it is not quantized."""
 
 
 _FORMATS: dict[str, Callable[[dict[str, Any]], Format]] = {
@@ -48,7 +48,7 @@ _FORMATS: dict[str, Callable[[dict[str, Any]], Format]] = {
 
 
 def format_of(model_dir: Path) -> Format | None:
-    """Returns None if config.json describes no quantization.
+    """Returns the reader for the folder's quantization; None if config.json describes no quantization.
 
     Raises: ModelNotLoadable: config.json is not readable. QuantizedCheckpoint: the quantization is not supported.
     """
@@ -64,7 +64,7 @@ class WeightSource:
     """Returns tensors by the names that they have in an unquantized checkpoint."""
 
     def __init__(self, tensors: Tensors, form: Format | None) -> None:
-        """form: None: config.json describes no quantization. float8 weights may then have DeepSeek's block scales."""
+        """`form`: None if config.json has no quantization; float8 weights may then have DeepSeek's block scales."""
         self._tensors = Mxfp4Tensors(tensors) if isinstance(form, Mxfp4Format) else tensors
         self._format = form or Float8Format()
 
@@ -77,7 +77,7 @@ class WeightSource:
                 yield name
 
     def quantized(self, name: str) -> QuantizedWeight | None:
-        """Returns None if the tensor is not a quantized weight. Raises: ModelNotLoadable."""
+        """Reads a quantized weight; returns None if the tensor is not quantized. Raises: ModelNotLoadable."""
         module, _, suffix = name.rpartition(".")
         if suffix != "weight" or not self._is_quantized(module):
             return None

@@ -84,8 +84,8 @@ def check_shape(name: str, tensor: Tensor, *shape: int) -> Tensor:
 def unpack(packed: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:
     """Splits each int32 of the last dimension into 32 / bits unsigned numbers, the lowest bits first.
 
-    order: for each number of an int32, its index in the result among the numbers of this int32; None: they stay in
-        the order of their bits.
+    order: order[i] is the place of number i of an int32 among the unpacked numbers of this int32, where number 0 has
+        the lowest bits; None: the place of number i is i.
 
     Returns int16.
     """

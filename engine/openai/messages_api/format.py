@@ -134,7 +134,7 @@ def _encoded(events: Sequence[Event]) -> list[bytes]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Translates the usage of chat completions. Anthropic's `input_tokens` do not contain the cached ones."""
+    """Translates the usage of chat completions. Anthropic's `input_tokens` do not include cached tokens."""
     num_cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"] - num_cached,

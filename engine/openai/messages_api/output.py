@@ -1,7 +1,7 @@
 """The content blocks of a message: `thinking` for the reasoning trace, `text`, and a `tool_use` for each call.
 
-Each change is returned as an event of the stream. A message that is not streamed is built in the same way, so both have
-the same blocks.
+Each change is returned as an event of the stream. A message that is not streamed is built in the same way, so it has
+the same blocks as a streamed message.
 """
 
 import json
@@ -13,7 +13,7 @@ Event = dict[str, Any]
 
 
 class Output:
-    """At most one block, the last one, is open at a time."""
+    """The blocks of one message. At most one block, the last one, is open at a time."""
 
     def __init__(self, id_suffix: str) -> None:
         """`id_suffix`: the end of the message's id, which is also part of the ids of tool calls."""

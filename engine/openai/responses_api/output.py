@@ -1,7 +1,7 @@
 """The output items of a response: `reasoning` for the trace, a message for text, a `function_call` for each call.
 
 Each change of the output is returned as an event of the stream. A response that is not streamed is built in the same
-way, so both have the same items.
+way, so it has the same items as a streamed response.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Event = dict[str, Any]  # without its sequence number
 
 
 class Output:
-    """At most one item is open at a time."""
+    """The items of one response. At most one item, the last one, is open at a time."""
 
     def __init__(self, id_suffix: str) -> None:
         """`id_suffix`: the end of the response's id, which is also part of the ids of items."""

@@ -58,7 +58,10 @@ class Offer:
         return asked & fits
 
     def choose(self, job: Job) -> Device | None:
-        """Returns the smallest device that fits the job, which must match `fits`; None: no device is registered."""
+        """Returns the smallest device that fits the job, or None if no device is registered.
+
+        The job must match `Offer.fits`.
+        """
         if not self.is_limited:
             return next(iter(self.devices), None)
         fitting = (device for device in self.devices if fits(job.memory_needed, device, job.hardware))

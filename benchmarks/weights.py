@@ -2,8 +2,8 @@
 
     python -m benchmarks.weights --speculator DIR --prompts GSM8K.jsonl
 
-For bf16, int8 and int4, the engine converts the model's own weights. "fp8" is a checkpoint with float8 weights and
-a scale per output, which this command writes; on the CPU the engine widens it to bf16.
+For bf16, int8 and int4, the engine converts the model's own weights. For "fp8", this command writes a checkpoint with
+float8 weights and one scale per output. On the CPU, the engine widens this checkpoint to bf16.
 
 1. The perplexity of `question + answer` texts: exp(mean over the tokens of -log p(token | the tokens before it)).
 2. Tokens per second of one request at a time, with each drafter, and how many answers equal those without a drafter.

@@ -257,7 +257,7 @@ def _check_even(weight: Tensor) -> None:
 
 
 def _padded(weight: Tensor) -> Tensor:
-    """[N, K] -> [ceil(N / 32), 32, K], padded with outputs of zeros."""
+    """[N, K] -> [ceil(N / 32), 32, K], padded with rows of zeros."""
     N, K = weight.shape
     blocks = -(-N // _BLOCK)
     return functional.pad(weight, (0, 0, 0, blocks * _BLOCK - N)).view(blocks, _BLOCK, K)
@@ -303,7 +303,7 @@ def _laid_out(weight: Tensor, view: Callable[[slice], Tensor]) -> Tensor:
             out = empty((-(-weight.shape[0] // _BLOCK), *blocks.shape[1:]), blocks.dtype)
         first = part.start // _BLOCK
         out[first : first + blocks.shape[0]] = blocks
-    assert out is not None  # a weight has outputs
+    assert out is not None  # a weight has at least one row, so the loop has run at least once
     return out
 
 

@@ -74,7 +74,10 @@ class MtpModule:
         return self.model.config.cache_layout.num_elements * self.model.dtype.itemsize
 
     def make_keys(self, num_slots: int) -> Tensor:
-        """Returns zeros [num_slots, 1, R + P] in the model's dtype; values are part of the keys."""
+        """Returns a cache of zeros, [num_slots, 1, R + P] in the model's dtype.
+
+        Attention computes its keys and its values from the same cache.
+        """
         width = self.model.config.cache_layout.key_width
         return torch.zeros(num_slots, 1, width, dtype=self.model.dtype, device=self.model.device)
 

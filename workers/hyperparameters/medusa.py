@@ -9,19 +9,24 @@ from workers.hyperparameters.loop import LoopParameters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MedusaHyperparameters:
-    """Some comments give the acceptance length without and with the setting in the form 2.10 -> 2.16.
+    """A comment such as "acceptance length 2.10 -> 2.16" gives the length without and with the setting.
 
     The heads were trained for SmolLM2-135M on 144 answers to grade-school problems. The lengths were measured on 64
     held-out answers, with draft trees of 15 nodes.
     """
 
     num_heads: int = 4
-    num_layers: int = 1  # residual blocks per head; 2 instead of 1: 2.14 -> 2.21, but training takes 1.8 times as long
+    # Residual blocks per head. With 2 instead of 1: acceptance length 2.14 -> 2.21, and 1.8 times the training time.
+    num_layers: int = 1
     tied: bool = True  # share the target's lm_head; False gives each head its own copy to train
-    token_input: bool = True  # whether heads read the last token in addition to the hidden state: 2.16 -> 2.39
+    # Whether heads read the last token in addition to the hidden state. Acceptance length 2.16 -> 2.39.
+    token_input: bool = True
     draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill` in loop.py
-    prompt_tokens: bool = True  # on CPUs, draft also the tokens of a request's prompt; see benchmarks/results/training
-    soft_target_weight: float = 0.9  # weight of the target's distribution; the rest is for the label: 2.10 -> 2.16
+    # On CPUs, the drafter can also propose tokens outside the draft vocabulary if the request's prompt contains them. See
+    # benchmarks/results/training/vocabulary.md.
+    prompt_tokens: bool = True
+    # Weight of the target's distribution in the loss; the label has the rest. Acceptance length 2.10 -> 2.16.
+    soft_target_weight: float = 0.9
     depth_decay: float = 0.8  # the loss of head i has weight depth_decay ** i; the Medusa paper uses 0.8
     dropout: float = 0.0  # applied to the hidden state
     # 8 epochs are enough: the acceptance length did not increase after the sixth epoch

@@ -22,8 +22,8 @@ class MedusaHyperparameters:
     # Whether heads read the last token in addition to the hidden state. Acceptance length 2.16 -> 2.39.
     token_input: bool = True
     draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill` in loop.py
-    # On CPUs, the drafter can also propose tokens outside the draft vocabulary if the request's prompt contains them. See
-    # benchmarks/results/training/vocabulary.md.
+    # On CPUs, the drafter can also propose tokens outside the draft vocabulary if the request's prompt contains them
+    # (benchmarks/results/training/vocabulary.md).
     prompt_tokens: bool = True
     # Weight of the target's distribution in the loss; the label has the rest. Acceptance length 2.10 -> 2.16.
     soft_target_weight: float = 0.9

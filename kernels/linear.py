@@ -6,7 +6,7 @@ Prefill, decoding and verification all use this operation, so a token has the sa
 rounded to bfloat16 here: if the model needs that, the operation that reads `out` does it.
 
 x is [M, K] and the weight [N, K]. The weight has the dtype of x, or it is int8 or float8_e4m3fn with one scale per
-output, or int4 with one scale per output and per group of 32 columns. x is never quantized. bfloat16 represents all
+row, or int4 with one scale for each row and each group of 32 columns. x is never quantized. bfloat16 represents all
 int4, int8 and float8 numbers exactly, so the product is computed as with a bfloat16 weight and then multiplied by the
 scale; with int4, the sum of each group is multiplied by its scale.
 """
@@ -166,7 +166,7 @@ def pack_int4(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
 
 def fits_int4(values: Tensor, scales: Tensor) -> bool:
-    """Returns whether `pack_grouped` represents the weight exactly."""
+    """Returns whether `pack_grouped` accepts a weight: it refuses values and scales that it cannot represent exactly."""
     low, high = values.aminmax()
     halves, factors = _split_scales(scales)
     in_range = int(low) >= _INT4_MIN and int(high) <= _INT4_MAX
@@ -222,9 +222,9 @@ def _in_int4_groups(values: Tensor, halves: Tensor) -> Tensor:
     def convert(part: slice) -> Tensor:
         shifted = _padded((values[part] - _INT4_MIN).to(torch.uint8))  # [blocks, 32, K]
         blocks, _, K = shifted.shape
-        # An output's index is split into (half, o) and a column's index into (group, j, n, p), which the comment at
-        # `int4_weights` (cpu/tiles_portable.h) explains. n, from 0 to 3, takes two dimensions of the view: its high bit
-        # selects one of two bytes, and its low bit selects the low or the high 4 bits of that byte.
+        # The comment at `int4_weights` (cpu/tiles_portable.h) explains how the index of a row is split into (half, o)
+        # and the index of a column into (group, j, n, p). This n, from 0 to 3, takes two dimensions of the view: its
+        # high bit selects one of two bytes, and its low bit selects the low or the high 4 bits of that byte.
         parts = shifted.view(blocks, 2, 16, K // INT4_GROUP, 4, 2, 2, 2).permute(0, 3, 1, 4, 2, 7, 5, 6)
         pairs = (parts[..., 0] | parts[..., 1] << 4).reshape(blocks, K // INT4_GROUP, -1)
         scales = _padded(halves[part]).permute(0, 2, 1).contiguous().view(torch.uint8)  # [blocks, K / 32, 64]

@@ -4,7 +4,7 @@ In models with QK-norm, such as Qwen3, each head of q and k is first normalized.
 become a cos - b sin and b cos + a sin, with the cosine and sine of the row's position. Finally, k and v are cast to the
 cache's dtype and written to the row's slot.
 
-Source: Su et al. 2021, arXiv:2104.09864, in the half-split layout of Llama's published weights.
+Source: Su et al. 2021, arXiv:2104.09864, in the half-split layout of Hugging Face's Llama.
 """
 
 from dataclasses import dataclass

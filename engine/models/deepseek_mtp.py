@@ -48,8 +48,9 @@ class MtpModule:
 
     @classmethod
     def load(cls, model: Deepseek | ShardedModel, folder: Path | None = None) -> "MtpModule":
-        """Loads the module from the target's folder, or a fine-tuned module with the same tensor names from `folder`.
+        """Loads the module.
 
+        folder: of a fine-tuned module with the same names of tensors. None: the target's folder.
         Raises: SpeculatorNotLoadable: the folder holds no module, or the module does not fit the target.
         """
         config, folder = model.config, folder or model.folder

@@ -54,7 +54,10 @@ class BlockMethod:
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: BlockHyperparameters) -> "BlockMethod":
-        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: `initial` does not fit."""
+        """Runs the target over all conversations.
+
+        Raises: SpeculatorNotLoadable: the speculator in `preparation.initial` does not fit the target.
+        """
         target = preparation.target
         if preparation.initial is not None:
             module = BlockModel.load(preparation.initial)

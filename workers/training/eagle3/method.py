@@ -46,7 +46,10 @@ class Eagle3Method:
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: Eagle3Hyperparameters) -> "Eagle3Method":
-        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: `initial` does not fit."""
+        """Runs the target over all conversations.
+
+        Raises: SpeculatorNotLoadable: the speculator in `preparation.initial` does not fit the target.
+        """
         target = preparation.target
         if preparation.initial is not None:
             module = Eagle3.load(preparation.initial)

@@ -45,7 +45,10 @@ class MedusaMethod:
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: MedusaHyperparameters) -> "MedusaMethod":
-        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: `initial` does not fit."""
+        """Runs the target over all conversations.
+
+        Raises: SpeculatorNotLoadable: the speculator in `preparation.initial` does not fit the target.
+        """
         target, corpus = preparation.target, preparation.corpus
         heads = initial_heads(preparation, parameters)
         size = target.config.hidden_size

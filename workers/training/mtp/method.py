@@ -47,7 +47,10 @@ class MtpMethod:
 
     @classmethod
     def prepare(cls, preparation: Preparation, parameters: MtpHyperparameters) -> "MtpMethod":
-        """Runs the target over all conversations. Raises: SpeculatorNotLoadable: `initial` does not fit."""
+        """Runs the target over all conversations.
+
+        Raises: SpeculatorNotLoadable: the speculator in `preparation.initial` does not fit the target.
+        """
         module = existing_module(preparation, parameters)
         train, validation = preparation.tap_rows((), memory_bytes=parameters.loop.cache_memory_bytes)
         if module is None:

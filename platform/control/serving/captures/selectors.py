@@ -22,7 +22,7 @@ def capture_of(deployment: Deployment) -> Capture:
 
 
 def captures_since(deployment_ids: Collection[str]) -> dict[str, datetime]:
-    """Maps each of the deployments whose requests are kept to the time of the opt-in."""
+    """Returns the time of the opt-in by deployment, for those of the deployments whose requests are kept."""
     captures = Capture.objects.filter(deployment_id__in=deployment_ids, stopped__isnull=True)
     return dict(captures.values_list("deployment_id", "created_at"))
 

@@ -1,4 +1,4 @@
-"""An organization holds at most as many stated devices as its limit allows, for jobs and endpoints together."""
+"""An organization has a limit for the devices with stated memory that its jobs and endpoints hold together."""
 
 import pytest
 from django.db import transaction
@@ -150,7 +150,7 @@ def test_a_replica_of_a_lost_machine_gets_a_device_of_another_machine_even_at_th
         lease(organization, "dep_2-0")
 
 
-def test_a_supervisor_that_starts_forgets_the_leases_on_a_machine_that_was_lost_a_day_ago(
+def test_a_new_supervisor_deletes_the_leases_on_a_machine_that_was_lost_a_day_ago(
     settings: Settings, organization: Organization
 ) -> None:
     for machine in ("lost", "silent"):

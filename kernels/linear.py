@@ -166,7 +166,7 @@ def pack_int4(weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
 
 
 def fits_int4(values: Tensor, scales: Tensor) -> bool:
-    """Returns whether `pack_grouped` accepts a weight: it refuses values and scales that it cannot represent exactly."""
+    """Returns whether `pack_grouped` can represent these values and scales exactly; it refuses others."""
     low, high = values.aminmax()
     halves, factors = _split_scales(scales)
     in_range = int(low) >= _INT4_MIN and int(high) <= _INT4_MAX

@@ -27,7 +27,7 @@ def counts_of(batch: Batch) -> dict[str, int]:
     ("each_child", "shard_rows", "crashing_row"),
     [
         ("pretended child", 128, 777),
-        # A real child takes seconds to start. The last shard has only four rows, so few children suffice to find the row.
+        # A real child takes seconds to start. The last shard has only four rows, so few children find the row.
         pytest.param("real child", 248, 999, marks=pytest.mark.wide),
     ],
     indirect=["each_child"],

@@ -134,5 +134,5 @@ def fits(needed: Mapping[str, int] | None, device: Device, hardware: str = "") -
 
 
 def _memory(device: Device) -> int:
-    assert device.memory_bytes is not None, "only devices with stated memory can be compared with the memory that a job needs"
+    assert device.memory_bytes is not None, "the memory of this device was not stated"
     return device.memory_bytes

@@ -29,7 +29,7 @@ class ThresholdsView(OrganizationView):
         response=ThresholdsObject,
     )
     def put(self, request: Request, body: ThresholdsInput) -> ThresholdsObject:
-        """Each threshold that the spending of a month reaches is reported once in this month: by an event
+        """When the spending of a month reaches a threshold, this is reported once in the month: by an event
         `spending.threshold_reached`, its webhooks, and a mail to the owners and billing members. A percentage refers
         to the spend cap; without a cap, it is never reached.
         """

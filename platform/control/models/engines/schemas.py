@@ -52,8 +52,8 @@ class EngineOptions(RequestModel):
     )
     drafting: Literal["none", "ngram", "suffix", "native_mtp", "speculator"] | None = Field(
         default=None,
-        description="How tokens are drafted. Null means by the speculator if there is one, and otherwise `none` for a "
-        "deployment and `ngram` for a batch.",
+        description="How tokens are drafted. Null means `speculator` if there is a speculator, and otherwise `none` "
+        "for a deployment and `ngram` for a batch.",
     )
     draft_budget: Annotated[int, IntRange(0, MAX_DRAFT_BUDGET)] | None = Field(
         default=None,
@@ -93,20 +93,22 @@ class DevicePlan(ResponseModel):
     fits: bool | None = Field(
         description="Whether the engine fits on the device. Null if this is unknown; `reason` says why."
     )
-    reason: Reason | None = Field(description="Null if the engine fits on the device.")
+    reason: Reason | None = Field(
+        description="Why the engine does not fit, or why this is unknown. Null if the engine fits."
+    )
     memory_bytes: int | None = Field(
         description="The memory that the engine may use, in bytes. Null if it is not limited or not known."
     )
     parts: MemoryParts | None = Field(
-        description="How the engine uses the memory. If it does not fit, the memory that it needs for one sequence. "
-        "Null if this is unknown."
+        description="The memory that the engine uses, by purpose. If the engine does not fit, the memory that it needs "
+        "for one sequence. Null if this is unknown."
     )
     max_context: int | None = Field(description="The maximum number of tokens of a prompt and its answer together.")
     max_concurrency: int | None = Field(
         description="The maximum number of requests that are answered at once. Null if this is unknown."
     )
     kv_tokens: int | None = Field(
-        description="The number of tokens for which the KV cache has room, of all requests in progress together."
+        description="The number of tokens that the KV cache can hold, of all requests in progress together."
     )
     sequences: list[SequenceCount]
     price_per_hour: float | None = Field(description="US dollars per hour of one device. Null if no price is set.")

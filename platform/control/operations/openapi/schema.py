@@ -82,7 +82,7 @@ class OperationSchema(AutoSchema):
             covered = "A hash of the members that PATCH can change."
             yield "ETag", {"description": covered, "response": [self._entry().status]}
             if self.method == "PATCH":
-                text = "The `ETag` of an earlier response. If the object has changed since: 412 `object_changed`."
+                text = "An earlier response's `ETag`. If the object has changed, the response is 412 `object_changed`."
                 yield "If-Match", {"description": text}
 
     def get_filter_backends(self) -> list[Any]:

@@ -10,7 +10,7 @@ from control.queue.devices.selectors import Hardware
 
 
 class HardwareObject(ResponseModel):
-    """A group of devices for jobs or endpoints, which have the same kind, model, memory and price."""
+    """A group of devices with the same kind, model, memory and price. They run jobs or endpoints."""
 
     object: Literal["hardware"] = "hardware"
     name: str = Field(

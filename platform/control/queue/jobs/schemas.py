@@ -8,9 +8,9 @@ from control.core.api.schemas import Figures, OneOf, ResponseModel, Unix
 from control.queue.jobs.models import Job, JobEvent
 
 QUEUE_POSITION = (
-    "1 means that workers claim this job before the waiting jobs of all organizations. The position is an estimate, "
-    "which assumes that no running job ends and no job is added. Null if the job is not waiting for a worker, or waits "
-    "before another attempt."
+    "1 means that workers claim this job before all other waiting jobs, also those of other organizations. The "
+    "position is an estimate: it assumes that no running job ends and no job is added. Null if the job is not waiting "
+    "for a worker, or waits before another attempt."
 )
 
 

@@ -14,7 +14,7 @@ class DeploymentAcceptance(ResponseModel):
 
     state: Annotated[str, OneOf(AcceptanceWatch.State)] = Field(
         description="`learning`: there is no reference yet. `watching`: the acceptance length has not dropped. "
-        "`dropped`: it was found to be lower than the reference at `dropped_at`."
+        "`dropped`: it is lower than the reference; `dropped_at` says when this was detected."
     )
     reference: float | None = Field(
         description="The acceptance length that was learned after the speculator began to serve, in tokens per forward "

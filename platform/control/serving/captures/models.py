@@ -15,9 +15,7 @@ class Capture(models.Model):
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="+")
     hours = models.PositiveSmallIntegerField(help_text="Age at which a request is deleted.")
     sample_percent = models.FloatField(
-        default=100.0,
-        db_default=100.0,
-        help_text="The percentage of the requests that is kept. They are drawn at random.",
+        default=100.0, db_default=100.0, help_text="Share of the requests that is kept, drawn at random."
     )
     redact = models.JSONField(
         default=list, db_default=NONE, blank=True, help_text="Kinds of personal data that are replaced."

@@ -20,7 +20,7 @@ class CaptureInput(RequestModel):
         default=100.0,
         gt=0,
         le=100,
-        description="The percentage of the requests that is kept. They are drawn at random.",
+        description="The percentage of requests to keep. The requests are drawn at random.",
     )
     redact: list[RedactKind] = Field(
         default=[],

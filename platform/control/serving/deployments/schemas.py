@@ -130,7 +130,7 @@ class DeploymentMetrics(ResponseModel):
     generation_tokens: int
     tokens_per_second: float | None
     acceptance_length: float | None = Field(
-        description="Tokens per forward pass of the model: 1 + accepted tokens / drafts."
+        description="Tokens per forward pass of the model: 1 + accepted tokens / number of drafts."
     )
     acceptance_rate: float | None = Field(description="The share of drafted tokens that were accepted.")
     latency_seconds: float | None = Field(description="The mean over the requests.")

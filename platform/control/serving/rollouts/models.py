@@ -59,7 +59,7 @@ class Rollout(models.Model):
         null=True, blank=True, help_text="Longer mean times between tokens are slow; null: not compared."
     )
     max_slow_increase = models.FloatField(
-        default=0.02, db_default=0.02, help_text="How much the share of slow requests may increase."
+        default=0.02, db_default=0.02, help_text="By how much the share of slow requests may increase."
     )
     max_seconds = models.PositiveIntegerField(help_text="Longest time until a decision.")
     max_requests = models.PositiveIntegerField(
@@ -89,7 +89,7 @@ class Rollout(models.Model):
     watch = models.JSONField(null=True, blank=True, help_text="The same of the time after the promotion.")
     created_at = models.DateTimeField(auto_now_add=True)
     started_at = models.DateTimeField(null=True, blank=True, help_text="When the canary became ready for requests.")
-    watched_at = models.DateTimeField(null=True, blank=True, help_text="When the comparison after the promotion began.")
+    watched_at = models.DateTimeField(null=True, blank=True, help_text="When the time after the promotion began.")
     finished_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:

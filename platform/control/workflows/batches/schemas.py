@@ -127,11 +127,11 @@ class BatchUsage(ResponseModel):
 class Truncated(ResponseModel):
     """Numbers of answers that reached the length limits of their rows, counted when the batch has ended."""
 
-    in_trace: int = Field(description="The answers that reached the limit within the reasoning trace.")
-    in_answer: int = Field(description="The answers that reached the limit after the reasoning trace.")
-    continued: int = Field(description="The answers among them that were continued past the limit.")
-    unfinished: int = Field(description="The answers among them that have no end.")
-    dropped: int = Field(description="The unfinished answers that training leaves out.")
+    in_trace: int = Field(description="The number of answers that reached the limit within the reasoning trace.")
+    in_answer: int = Field(description="The number of answers that reached the limit after the reasoning trace.")
+    continued: int = Field(description="The number of these answers that were continued past the limit.")
+    unfinished: int = Field(description="The number of these answers that have no end.")
+    dropped: int = Field(description="The number of unfinished answers that training leaves out.")
 
     @classmethod
     def of(cls, batch: Batch) -> Self | None:
@@ -202,7 +202,7 @@ class BatchObject(ResponseModel):
         description="Our addition: the number of rows in the error file, by error code."
     )
     truncated: Truncated | None = Field(
-        description="Our addition: the answers that reached a length limit. Null until the batch has ended."
+        description="Our addition: the numbers of answers that reached a length limit. Null until the batch has ended."
     )
     warnings: SkipValidation[list[Any]] = Field(
         description="Our addition: problems in the input file that do not prevent the batch from running."

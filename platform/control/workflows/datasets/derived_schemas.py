@@ -56,8 +56,8 @@ class FilterInput(RequestModel):
     )
     share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None,
-        description="The share of the prompts that is kept. A hash of seed and prompt selects them, so the same "
-        "prompts are kept in all versions of a dataset.",
+        description="The share of prompts to keep. A hash of seed and prompt selects the prompts, so the same prompts "
+        "are kept in all versions of a dataset.",
     )
     rows: Annotated[int, IntRange(1, MAX_ROWS)] | None = Field(
         default=None,

@@ -80,8 +80,7 @@ class DatasetObject(ResponseModel):
     )
     sensitive: Sensitive | None = Field(description="Secrets and personal data. Null if the file was not scanned.")
     origin: SkipValidation[Figures | None] = Field(
-        description="The source of the dataset, and the request that made it. Null if the dataset is of an uploaded "
-        "file, unchanged."
+        description="The source of the dataset, and the request that made it. Null if the dataset is an uploaded file."
     )
     created_at: Unix
 

@@ -69,7 +69,9 @@ class DistillationObject(ResponseModel):
     max_continued_tokens: int | None
     engine: EngineOptions
     hardware: str | None = Field(description="The requested device. Null means any device.")
-    truncated: Truncated | None = Field(description="Null until the batch has ended.")
+    truncated: Truncated | None = Field(
+        description="The numbers of answers that reached a length limit. Null until the batch has ended."
+    )
     request_counts: RequestCounts
     usage: BatchUsage
     paused: SkipValidation[Paused | None]

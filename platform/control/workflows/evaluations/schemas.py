@@ -30,7 +30,8 @@ class EvaluationOptions(RequestModel, strict=True):
     compare_with: list[str] = Field(
         default=[],
         max_length=MAX_FURTHER_ARMS,
-        description="Further arms: ids of speculators and base speculators for the same model, `suffix`, `ngram`.",
+        description="Further arms to compare: ids of speculators and base speculators for the same model, `suffix` or "
+        "`ngram`.",
     )
     hardware: Hardware = None
 
@@ -111,8 +112,7 @@ class CertificateSignature(ResponseModel):
     algorithm: Literal["ed25519"]
     key_id: str = Field(description="The first 16 hexadecimal digits of SHA-256 over the public key's 32 bytes.")
     value: str = Field(
-        description="The signature in Base64. The certificate without the member `signature`, in the canonical form of "
-        "RFC 8785, was signed."
+        description="The signature in Base64. It signs the certificate without `signature`, in the form of RFC 8785."
     )
 
 

@@ -16,6 +16,6 @@ class LineageView(OrganizationView):
         """A graph of the objects from which this object was made, and of the objects that were made from it.
 
         The object is a file, dataset, batch, distillation, pipeline, job, fine-tuning job, evaluation, speculator,
-        deployment or rollout. Deleted objects are marked if their ids are known.
+        deployment or rollout. Deleted objects whose ids are known are marked.
         """
         return LineageObject.of(object_id, lineage_of(self.organization, object_id))

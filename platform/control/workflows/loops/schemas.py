@@ -73,7 +73,8 @@ class LoopRecipe(RequestModel):
     )
     held_out: Annotated[int, IntRange(1)] | None = Field(
         default=None,
-        description="The number of captured requests that evaluate both speculators and are left out of the training.",
+        description="The number of captured requests on which both speculators are evaluated. They are left out of the "
+        "training.",
     )
     on_contamination: Annotated[str, OneOf(OnContamination)] = OnContamination.WARN.value
     evaluation: Evaluation = Evaluation()

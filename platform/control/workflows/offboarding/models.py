@@ -25,7 +25,7 @@ class OrganizationExport(models.Model):
     size_bytes = models.BigIntegerField(default=0)
     created_at = models.DateTimeField(auto_now_add=True)
     finished_at = models.DateTimeField(null=True, blank=True)
-    expires_at = models.DateTimeField(db_index=True, help_text="When the archive is deleted, even if it is incomplete.")
+    expires_at = models.DateTimeField(db_index=True, help_text="When the archive is deleted, complete or not.")
 
     def __str__(self) -> str:
         return self.id

@@ -31,7 +31,9 @@ class OrganizationDeletionObject(ResponseModel):
     organization_id: str
     object: Literal["organization_deletion"] = "organization_deletion"
     requested_at: Unix
-    erase_after: Unix = Field(description="Until then, an owner can cancel the deletion in the console.")
+    erase_after: Unix = Field(
+        description="When everything is deleted. Until then, an owner can cancel the deletion in the console."
+    )
 
     @classmethod
     def of(cls, organization: Organization) -> Self:

@@ -35,7 +35,7 @@ class OrganizationExportsView(OrganizationView):
 
     @operation("organization_exports.create", response=OrganizationExportObject, status=201)
     def post(self, request: Request) -> OrganizationExportObject:
-        """Starts an archive of everything that the organization has. An organization has one archive at a time."""
+        """Starts an archive of everything that the organization has. There is at most one archive at a time."""
         return OrganizationExportObject.of(organization_export_create(organization=self.organization))
 
 

@@ -41,7 +41,7 @@ class Evaluation(RequestModel, strict=True):
         default=[],
         max_length=MAX_FURTHER_ARMS,
         description="Further arms of the evaluation: ids of speculators and base speculators for the same model, "
-        "`suffix`, `ngram`.",
+        "`suffix` or `ngram`.",
     )
 
 

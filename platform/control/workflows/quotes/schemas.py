@@ -77,7 +77,8 @@ class QuoteStage(ResponseModel):
     device_seconds_high: float
     device_kind: str
     price_per_device_hour: Amount | None = Field(
-        description="Null if the operators have set no price; device time is then free."
+        description="The price of one hour of a device. Null if the operators have set no price; device time is then "
+        "free."
     )
     rests_on: list[str] = Field(
         description="The measurements, limits, plans and prices from which the line was computed."

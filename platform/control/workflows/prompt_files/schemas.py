@@ -27,7 +27,7 @@ class Duplicates(ResponseModel):
     """Equal and similar prompts within one file. Of equal prompts, the first one is not counted."""
 
     exact: TwinCount = Field(description="Prompts that equal another prompt except for white space.")
-    near: TwinCount = Field(description="Prompts that are similar to another prompt and equal no other prompt.")
+    near: TwinCount = Field(description="Prompts that are not counted in `exact` and are similar to another prompt.")
 
     @classmethod
     def of(cls, report: Mapping[str, Any] | None) -> Self | None:

@@ -174,7 +174,9 @@ class RolloutObject(ResponseModel):
     watch_seconds: int
     reason: SkipValidation[RolloutReason | None]
     figures: SkipValidation[RolloutComparison | None] = Field(description="The figures that decided the rollout.")
-    trial: SkipValidation[RolloutVerdict | None] = Field(description="Null until the trial begins.")
+    trial: SkipValidation[RolloutVerdict | None] = Field(
+        description="The comparison in the trial. Null before the trial."
+    )
     watch: SkipValidation[RolloutVerdict | None] = Field(
         description="The comparison after the promotion. Its `candidate` is the promoted speculator, and its `stable` "
         "is the evidence of the previous speculator from the trial."

@@ -129,8 +129,8 @@ class Truncated(ResponseModel):
 
     in_trace: int = Field(description="The number of answers that reached the limit within the reasoning trace.")
     in_answer: int = Field(description="The number of answers that reached the limit after the reasoning trace.")
-    continued: int = Field(description="The number of these answers that were continued past the limit.")
-    unfinished: int = Field(description="The number of these answers that have no end.")
+    continued: int = Field(description="The number of truncated answers that were continued past the limit.")
+    unfinished: int = Field(description="The number of truncated answers that still have no end.")
     dropped: int = Field(description="The number of unfinished answers that training leaves out.")
 
     @classmethod

@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise invalid(f"{path.name} must hold an object")
     if (key := code_key(values)) is not None:
-        raise invalid(f"{path.name} names code of its own ({key}), which is never run")
+        raise invalid(f"{path.name} refers to Python code ({key}), which is never run")
     return values
 
 

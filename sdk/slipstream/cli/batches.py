@@ -22,7 +22,7 @@ def create(
     endpoint: str = "/v1/chat/completions",
     model: Annotated[str | None, typer.Option(help="The model for rows that do not name one.")] = None,
     priority: Annotated[
-        str | None, typer.Option(help="low, normal or high: orders the jobs of your organization.")
+        str | None, typer.Option(help="Priority among the jobs of your organization: low, normal or high.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the batch has ended.")] = False,
 ) -> None:

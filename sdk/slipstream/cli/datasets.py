@@ -24,7 +24,7 @@ def check(
     model: Annotated[str | None, typer.Option(help="The model whose tokenizer counts the tokens.")] = None,
     name: Annotated[str | None, typer.Option(help="The dataset becomes the next version of this name.")] = None,
     on_sensitive: Annotated[
-        str | None, typer.Option(help="If the file has secrets or personal data: warn, redact or refuse.")
+        str | None, typer.Option(help="What to do if the file has secrets or personal data: warn, redact or refuse.")
     ] = None,
 ) -> None:
     """Check every line of a file, free of charge; the exit code is 4 if a line is bad."""

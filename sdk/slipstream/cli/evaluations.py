@@ -107,7 +107,9 @@ def plot(context: typer.Context, evaluation_id: str, to: Path) -> None:
 @certificates.command()
 def key(
     context: typer.Context,
-    to: Annotated[Path | None, typer.Argument(help="Default: where `certificates verify` looks.")] = None,
+    to: Annotated[
+        Path | None, typer.Argument(help="The file to write. Default: the file that `certificates verify` reads.")
+    ] = None,
 ) -> None:
     """Download the service's public key; this is needed once."""
     cli, path = context_of(context), to or _saved_key_path()
@@ -123,7 +125,7 @@ def verify_(
     context: typer.Context,
     certificate_file: Annotated[Path, typer.Argument(metavar="FILE")],
     public_key: Annotated[
-        Path | None, typer.Option(help="PEM; default: the key that `certificates key` saved.")
+        Path | None, typer.Option(help="The public key, a PEM file. Default: the file that `certificates key` wrote.")
     ] = None,
 ) -> None:
     """Verify a certificate offline.

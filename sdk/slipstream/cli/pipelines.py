@@ -33,14 +33,14 @@ def create(
     name: Annotated[str, typer.Argument(help="The endpoint's name, which requests send as `model`.")],
     model: str,
     prompts: Annotated[str, typer.Argument(help="A local file, a file id, or a distillation id.")],
-    answers: Annotated[str | None, typer.Option(help="file: the rows of the file have the answers.")] = None,
+    answers: Annotated[str | None, typer.Option(help="`file` if the rows of the file have the answers.")] = None,
     held_out: Annotated[int | None, typer.Option(help="Number of prompts to take out for the evaluation.")] = None,
     held_out_file: Annotated[str | None, typer.Option(help="Id of a file of prompts for the evaluation.")] = None,
     on_contamination: Annotated[
-        str | None, typer.Option(help="If training prompts resemble held-out prompts: warn, drop or refuse.")
+        str | None, typer.Option(help="What to do if training prompts resemble held-out prompts: warn, drop or refuse.")
     ] = None,
     on_sensitive: Annotated[
-        str | None, typer.Option(help="If files have secrets or personal data: warn, redact or refuse.")
+        str | None, typer.Option(help="What to do if a file has secrets or personal data: warn, redact or refuse.")
     ] = None,
     training: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"kind": "eagle3", …}')] = None,
     gate: Annotated[Any, typer.Option(parser=_json_object, metavar="JSON", help='{"min_speedup": 1.25, …}')] = None,

@@ -82,15 +82,15 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pickle": (_pickle, "pytorch_model.bin may not be part"),
     "code": (_code, "modeling_own.py may not be part"),
     "auto_map": (_auto_map, "auto_map"),
-    "auto_map of a part": (lambda folder: _edit_layer_config(folder, auto_map={}), "code of its own (auto_map)"),
+    "auto_map of a part": (lambda folder: _edit_layer_config(folder, auto_map={}), "refers to Python code (auto_map)"),
     "custom code of pipelines": (
         lambda folder: edit(folder, custom_pipelines={}),
-        "code of its own (custom_pipelines)",
+        "refers to Python code (custom_pipelines)",
     ),
     "trust in remote code": (lambda folder: edit(folder, **{"trust_remote_code": True}), "(trust_remote_code)"),
     "code in another file": (
         lambda folder: void((folder / "tokenizer_config.json").write_text('{"auto_map": {}}')),
-        "tokenizer_config.json names code of its own",
+        "tokenizer_config.json refers to Python code",
     ),
     "a link": (_link, "README.md may not be part"),
     "a folder": (lambda folder: (folder / "model.safetensors.index.json").mkdir(), "may not be part"),

@@ -25,7 +25,7 @@ def nanousd(amount: Decimal) -> int:
 
 
 class SpendCapInput(RequestModel):
-    amount: Dollars = Field(description="US dollars per calendar month (UTC). 0: nothing more may be spent.")
+    amount: Dollars = Field(description="US dollars per calendar month (UTC). With 0, nothing more may be spent.")
     project_id: Annotated[str, Text(40)] | None = None
 
 
@@ -36,9 +36,9 @@ class SpendCapUpdateInput(RequestModel):
 class SpendCapObject(ResponseModel):
     id: str
     object: Literal["spend_cap"] = "spend_cap"
-    project_id: str | None = Field(description="Null: the cap of the whole organization.")
+    project_id: str | None = Field(description="Null if the cap limits the whole organization.")
     amount: Amount = Field(description="The limit for a calendar month (UTC).")
-    spent: Amount = Field(description="Spent so far this month.")
+    spent: Amount = Field(description="The amount spent so far this month.")
     is_reached: bool
     month_start: Unix
     created_at: Unix

@@ -15,7 +15,7 @@ from control.tenants.accounts.models import Organization, Project
 
 
 class ThresholdInput(RequestModel):
-    """Exactly one of the two members."""
+    """A threshold, as either an amount or a percentage. Exactly one of the two members must be given."""
 
     amount: Dollars | None = Field(default=None, description="US dollars per calendar month (UTC).")
     percent_of_cap: Annotated[int, IntRange(1, 100)] | None = Field(
@@ -25,10 +25,10 @@ class ThresholdInput(RequestModel):
 
 class ThresholdsInput(RequestModel):
     thresholds: Annotated[list[ThresholdInput], Field(max_length=MAX_THRESHOLDS)] = Field(
-        description="All thresholds; an empty list removes them."
+        description="All thresholds from now on. An empty list removes all thresholds."
     )
     project_id: Annotated[str, Text(40)] | None = Field(
-        default=None, description="Null: the thresholds of the whole organization."
+        default=None, description="Null for the thresholds of the whole organization."
     )
 
 
@@ -37,7 +37,9 @@ class ThresholdObject(ResponseModel):
     object: Literal["spending_threshold"] = "spending_threshold"
     amount: Amount | None
     percent_of_cap: int | None
-    reached_at: Unix | None = Field(description="When it was reported this month.")
+    reached_at: Unix | None = Field(
+        description="When the threshold was reported this month. Null if it was not reported this month."
+    )
 
     @classmethod
     def of(cls, threshold: Any) -> Self:
@@ -51,10 +53,10 @@ class ThresholdObject(ResponseModel):
 
 
 class ThresholdsObject(ResponseModel):
-    id: str = Field(description="That of the organization or project to which the thresholds apply.")
+    id: str = Field(description="The id of the organization or project to which the thresholds apply.")
     object: Literal["spending_thresholds"] = "spending_thresholds"
-    project_id: str | None = Field(description="Null: the thresholds of the whole organization.")
-    spent: Amount = Field(description="Spent so far this month.")
+    project_id: str | None = Field(description="Null for the thresholds of the whole organization.")
+    spent: Amount = Field(description="The amount spent so far this month.")
     month_start: Unix
     thresholds: list[ThresholdObject]
 

@@ -19,7 +19,7 @@ class ThresholdsView(OrganizationView):
         query={"project_id": "The thresholds of this project. The default is the whole organization."},
     )
     def get(self, request: Request) -> ThresholdsObject:
-        """For the key of a project, these are the thresholds of the project."""
+        """Returns the thresholds of the organization, or of a project. A project's key gets those of the project."""
         return ThresholdsObject.of(self.organization, self._project(request.query_params.get("project_id")))
 
     @operation(
@@ -29,9 +29,9 @@ class ThresholdsView(OrganizationView):
         response=ThresholdsObject,
     )
     def put(self, request: Request, body: ThresholdsInput) -> ThresholdsObject:
-        """When the amount spent in the month reaches a threshold, there is one event `spending.threshold_reached` with
-        its webhooks, and one mail to the owners and billing members, in each month. A percentage refers to the spend
-        cap; without a cap, it is not reached.
+        """When the spending of a month reaches a threshold, this is reported once in the month: by an event
+        `spending.threshold_reached`, its webhooks, and a mail to the owners and billing members. A percentage refers
+        to the spend cap; without a cap, it is never reached.
         """
         project = self._project(body.project_id)
         set_from(self.organization, project, body)

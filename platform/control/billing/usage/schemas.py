@@ -133,7 +133,7 @@ class UsageTotal(ResponseModel):
     input_cached_tokens: int
     output_tokens: int
     num_model_requests: int
-    cost: Amount = Field(description="Of tokens and device time.")
+    cost: Amount = Field(description="The cost of tokens and device time.")
 
     @classmethod
     def of(cls, sums: Sums, *, start: dt.datetime, end: dt.datetime) -> Self:
@@ -145,21 +145,27 @@ class LedgerLineObject(ResponseModel):
     object: Literal["usage.ledger_line"] = "usage.ledger_line"
     subject: Annotated[str, OneOf(Subject)]
     object_id: str = Field(description="The deployment, batch or job.")
-    sequence: str = Field(description="The part of the object's usage, such as a shard or an attempt.")
+    sequence: str = Field(
+        description="The part of the object's usage that the line records, such as a shard of a batch or an attempt of "
+        "a job. For a credit: `credit:`, followed by the `sequence` of the attempt whose cost is given back."
+    )
     project_id: str | None
     api_key_id: str | None
     base_model_id: str | None
     device_kind: str | None
-    count: int = Field(description="Tokens, or milliseconds of one device. 0 for a credit.")
+    count: int = Field(description="The number of tokens, or of milliseconds of one device. 0 for a credit.")
     credit_reason: Annotated[str, OneOf(CreditReason)] | None = Field(
-        description="Why the line gives back the cost of the attempt in `sequence`. Null: the line is usage."
+        description="Why the line gives back the cost of the attempt that `sequence` names. Null if the line is usage."
     )
-    credited_count: int | None = Field(description="The milliseconds whose cost a credit gives back.")
+    credited_count: int | None = Field(description="The number of milliseconds whose cost a credit gives back.")
     started_at: Unix
     ended_at: Unix
-    price: Amount | None = Field(description="Of one token or of one hour of a device, at the time of the line.")
-    price_percent: int = Field(description="The part of the price that is charged.")
-    cost: Amount = Field(description="Negative: a credit.")
+    price: Amount | None = Field(
+        description="The price of one token, or of one hour of a device, when the line was written. Null if there was "
+        "no price."
+    )
+    price_percent: int = Field(description="The percentage of the price that is charged.")
+    cost: Amount = Field(description="The cost of the line. It is negative for a credit.")
 
     @classmethod
     def of(cls, line: LedgerLine) -> Self:

@@ -95,8 +95,9 @@ class LedgerView(OrganizationView):
             **PAGING,
             "subject": f"Only lines with this subject: {', '.join(Subject)}.",
             "device_kind": "Only device time of this kind of device: `cuda` or `cpu`.",
-            "start_time": "Unix seconds: only lines that ended then or later. The default is this month's start.",
-            "end_time": "Unix seconds: only lines that ended before. The default is now.",
+            "start_time": "Only lines that ended at this time (Unix seconds) or later. The default is the beginning of "
+            "the month.",
+            "end_time": "Only lines that ended before this time (Unix seconds). The default is now.",
         },
     )
     def get(self, request: Request) -> Response:

@@ -25,8 +25,8 @@ PNG, SVG = "image/png", "image/svg+xml"
 
 PAGING = {
     "after": "The `last_id` of the previous page.",
-    "limit": "1 to 100.",
-    "order": "`desc`, the newest first, or `asc`.",
+    "limit": "The number of objects in the page, from 1 to 100.",
+    "order": "`desc` (the newest first) or `asc` (the oldest first).",
 }
 
 _Method = Callable[..., ResponseModel | HttpResponseBase]

@@ -148,10 +148,10 @@ class Failure(ResponseModel):
 
 
 class ErrorDetail(ResponseModel):
-    message: str = Field(description="Meant for people; it may change.")
+    message: str = Field(description="A text for people, which may change.")
     type: str
     param: str | None = Field(description="The invalid field.")
-    code: str | None = Field(description="Meant for programs; it never changes.")
+    code: str | None = Field(description="A code for programs, which never changes.")
 
 
 class Error(ResponseModel):

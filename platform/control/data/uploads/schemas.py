@@ -53,7 +53,7 @@ class UploadPartObject(ResponseModel):
     object: Literal["upload.part"] = "upload.part"
     created_at: Unix
     upload_id: str
-    bytes: int = Field(description="Size of the part (not in OpenAI's API), with which a client can resume an upload.")
+    bytes: int = Field(description="Our addition: the size of the part, which a client needs to resume an upload.")
 
     @classmethod
     def of(cls, part: UploadPart) -> Self:

@@ -52,7 +52,7 @@ class AdapterContentView(OrganizationView):
         query={"name": f"`{CONFIG}` or `{WEIGHTS}`, which is the default."},
     )
     def get(self, request: Request, adapter_id: str) -> StoredFileResponse:
-        """peft and other engines load a folder with both files."""
+        """Returns one of the two files of an adapter. peft and other engines load a folder with both files."""
         adapter = adapter_get(self.organization, adapter_id)
         name = request.query_params.get("name", WEIGHTS)
         if name not in (CONFIG, WEIGHTS):

@@ -9,13 +9,15 @@ from control.models.catalog.models import BaseSpeculator
 
 
 class BaseSpeculatorObject(ResponseModel):
-    id: str = Field(description="Pass it wherever a request takes the id of a speculator.")
+    id: str = Field(description="Requests accept this id wherever they take the id of a speculator.")
     object: Literal["base_speculator"] = "base_speculator"
     name: str
     version: int
     kind: str
     description: str
-    model: str = Field(description="A model that every organization may use.")
+    model: str = Field(
+        description="The model for which the speculator was trained. Every organization may use this model."
+    )
     target_revision: str
     created_at: Unix
 

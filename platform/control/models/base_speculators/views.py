@@ -16,5 +16,5 @@ class BaseSpeculatorsView(OrganizationView):
 
     @operation("base_speculators.list", response=Page[BaseSpeculatorObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        """Speculators that the operators offer to every organization, so that a new deployment is fast at once."""
+        """The speculators that the operators offer to every organization. They can be used without training."""
         return paginate(base_speculators_list(), request, BaseSpeculatorObject.of)

@@ -69,7 +69,7 @@ def inspect_folder(path: Path) -> ModelFolder:
     config = _read_json(path / "config.json")
     for name in CONFIG_NAMES:
         if (path / name).exists() and (key := code_key(_read_json(path / name))) is not None:
-            raise UnusableModel("model_code_forbidden", f"{name} names code of its own ({key}), which is never run")
+            raise UnusableModel("model_code_forbidden", f"{name} refers to Python code ({key}), which is never run")
     if (message := unreadable_quantization(config, (entry.name for entry in path.iterdir()))) is not None:
         raise UnusableModel(QUANTIZED_CHECKPOINT, message)
     model_type = config.get("model_type")

@@ -29,7 +29,8 @@ class BaseModelObject(ResponseModel):
         description="The revision of the weights. A speculator serves only the revision that it was trained for."
     )
     perplexity: float | None = Field(
-        description="Per token, on a fixed English text. Null: not measured, as for shared models."
+        description="The perplexity per token on a fixed English text. Null if it was not measured; it is not measured "
+        "for shared models."
     )
     is_shared: bool
     created_at: Unix

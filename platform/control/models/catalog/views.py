@@ -18,7 +18,7 @@ class BaseModelsView(OrganizationView):
 
     @operation("base_models.list", response=Page[BaseModelObject], query=PAGING)
     def get(self, request: Request) -> Response:
-        """The models that you registered, and those that every organization or project may use."""
+        """Your models, and the models that all projects of your organization, or all organizations, may use."""
         return paginate(registered_models_list(self.organization), request, BaseModelObject.of)
 
     @operation(

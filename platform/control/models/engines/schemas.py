@@ -9,14 +9,17 @@ from control.core.api.schemas import IntRange, RequestModel, ResponseModel, Text
 MAX_DRAFT_BUDGET = 256
 
 ValidateOnly = Annotated[
-    bool, Field(strict=True, description="Create nothing and answer with the plan of the memory. Uses no quota.")
+    bool,
+    Field(
+        strict=True, description="Creates nothing, and returns the plan of the memory. Such a request uses no quota."
+    ),
 ]
 
 Hardware = Annotated[
     Annotated[str, Text(80)] | None,
     Field(
-        description="Model or kind of the device, as `name` or `device_kind` of GET /v1/hardware. Null: any device "
-        "whose memory suffices."
+        description="Model or kind of the device: a `name` or a `device_kind` from GET /v1/hardware. Null means any "
+        "device whose memory suffices."
     ),
 ]
 
@@ -26,30 +29,36 @@ class EngineOptions(RequestModel):
 
     weights: Literal["auto", "bf16", "int8", "int4", "fp8"] = Field(
         default="auto",
-        description="`auto`: as published. `int4` needs a CPU and `fp8` a GPU. Answers differ between the formats.",
+        description="The format of the weights. `auto` keeps the published format. `int4` needs a CPU, and `fp8` needs "
+        "a GPU. Answers differ between the formats.",
     )
     kv_dtype: Literal["auto", "bf16", "float32"] = Field(
-        default="auto", description="The dtype of the KV cache, which must be the model's. `auto`: the model's."
+        default="auto", description="The dtype of the KV cache. It must be the model's dtype, which `auto` selects."
     )
     max_context: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
-        default=None, description="Tokens of prompt and answer together. Null: as many as the model allows and as fit."
+        default=None,
+        description="The maximum number of tokens of a prompt and its answer together. Null means as many as the model "
+        "allows and the memory can hold.",
     )
     max_concurrency: Annotated[int, Field(ge=1, le=256)] | None = Field(
         default=None,
-        description="Maximum number of requests that are answered at once; others wait. Null: 16 for a deployment, the "
-        "highest of an evaluation's concurrencies, and for a batch as many as fit.",
+        description="The maximum number of requests that are answered at once; other requests wait. Null means 16 for "
+        "a deployment, the highest concurrency of an evaluation, and as many as the memory can hold for a batch.",
     )
     memory_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None,
-        description="Share of the memory that the engine may use. Null: nearly all of a GPU; on a CPU, 1 GiB for the "
-        "KV cache.",
+        description="The share of the device's memory that the engine may use. Null means nearly all memory of a GPU, "
+        "and 1 GiB for the KV cache on a CPU.",
     )
     drafting: Literal["none", "ngram", "suffix", "native_mtp", "speculator"] | None = Field(
         default=None,
-        description="Null: the speculator if there is one; otherwise `none` for a deployment and `ngram` for a batch.",
+        description="How tokens are drafted. Null means `speculator` if there is a speculator, and otherwise `none` "
+        "for a deployment and `ngram` for a batch.",
     )
     draft_budget: Annotated[int, IntRange(0, MAX_DRAFT_BUDGET)] | None = Field(
-        default=None, description="Drafted tokens per request and step. Null: decided from measured costs."
+        default=None,
+        description="The maximum number of drafted tokens per request and decoding step. Null means that the engine "
+        "decides from measured costs.",
     )
 
 
@@ -59,14 +68,14 @@ class MemoryParts(ResponseModel):
     weights: int
     speculator: int
     adapters: int
-    work_space: int = Field(description="Activations, logits and tables of a pass.")
-    runtime: int = Field(description="The process without a model.")
+    work_space: int = Field(description="Activations, logits and tables of a forward pass.")
+    runtime: int = Field(description="The memory of the engine process without a model.")
     kv_cache: int
 
 
 class SequenceCount(ResponseModel):
-    tokens: int = Field(description="Prompt and answer together.")
-    num_sequences: int = Field(description="Sequences of this length that are answered at once.")
+    tokens: int = Field(description="The length of a sequence: prompt and answer together.")
+    num_sequences: int = Field(description="How many sequences of this length can be answered at once.")
 
 
 class Reason(ResponseModel):
@@ -80,19 +89,35 @@ class DevicePlan(ResponseModel):
     """How an engine would use the memory of one device of this kind."""
 
     device_kind: str = Field(description="`cuda` or `cpu`.")
-    hardware: str | None = Field(description="Name of the device, if the request asks for one.")
-    fits: bool | None = Field(description="Null: unknown; `reason` says why.")
-    reason: Reason | None = Field(description="Null: it fits.")
-    memory_bytes: int | None = Field(description="Memory that the engine may use. Null: no bound, or unknown.")
-    parts: MemoryParts | None = Field(description="If it does not fit: what one sequence needs. Null: unknown.")
-    max_context: int | None = Field(description="Tokens of prompt and answer together.")
-    max_concurrency: int | None = Field(description="Null: as many as fit, and that is unknown.")
-    kv_tokens: int | None = Field(description="Tokens of all requests in progress together.")
+    hardware: str | None = Field(description="The name of the device, if the request names one.")
+    fits: bool | None = Field(
+        description="Whether the engine fits on the device. Null if this is unknown; `reason` says why."
+    )
+    reason: Reason | None = Field(
+        description="Why the engine does not fit, or why this is unknown. Null if the engine fits."
+    )
+    memory_bytes: int | None = Field(
+        description="The memory that the engine may use, in bytes. Null if it is not limited or not known."
+    )
+    parts: MemoryParts | None = Field(
+        description="The memory that the engine uses, by purpose. If the engine does not fit, the memory that it needs "
+        "for one sequence. Null if this is unknown."
+    )
+    max_context: int | None = Field(description="The maximum number of tokens of a prompt and its answer together.")
+    max_concurrency: int | None = Field(
+        description="The maximum number of requests that are answered at once. Null if this is unknown."
+    )
+    kv_tokens: int | None = Field(
+        description="The number of tokens that the KV cache can hold, of all requests in progress together."
+    )
     sequences: list[SequenceCount]
-    price_per_hour: float | None = Field(description="USD for one device. Null: no price is set.")
+    price_per_hour: float | None = Field(description="US dollars per hour of one device. Null if no price is set.")
 
 
 class EnginePlan(ResponseModel):
     object: Literal["engine.plan"] = "engine.plan"
-    devices: list[DevicePlan] = Field(description="One for each kind of device of the installation.")
-    warnings: list[str] = Field(description="What the plan leaves out, caps, or what was measured otherwise.")
+    devices: list[DevicePlan] = Field(description="One plan for each kind of device of the installation.")
+    warnings: list[str] = Field(
+        description="What is inexact in the plan: a `max_context` that was lowered, a speculator whose size is not "
+        "known yet, or options that differ from those of the speculator's report."
+    )

@@ -19,4 +19,4 @@ def _tail(path: Path) -> str:
             return log.read().decode(errors="replace") or "The log is still empty."
     except FileNotFoundError:
         relative = "/".join(path.parts[-3:])
-        return f"The log is not on this machine, but on the one that wrote it: {relative} in its data folder."
+        return f"The log is on another machine, which wrote it: {relative} in the data folder of that machine."

@@ -66,7 +66,7 @@ class MessageTokens(ResponseModel):
 
 
 class MessageError(ResponseModel):
-    """Anthropic's error, whose object has the members of ours."""
+    """Anthropic's error format. Its member `error` also has the members of our error object."""
 
     model_config = {"extra": "allow"}
 
@@ -131,7 +131,9 @@ def add_gateway(result: dict[str, Any], **_: Any) -> dict[str, Any]:
                 "responses": {
                     "200": {
                         "content": content,
-                        "description": _SUCCESS.get(path, "With `stream`, server-sent events."),
+                        "description": _SUCCESS.get(
+                            path, "With `stream`, the response is a stream of server-sent events."
+                        ),
                     },
                     **{status: {"content": error, "description": text} for status, text in FAILURES.items()},
                 },

@@ -82,7 +82,7 @@ class OperationSchema(AutoSchema):
             covered = "A hash of the members that PATCH can change."
             yield "ETag", {"description": covered, "response": [self._entry().status]}
             if self.method == "PATCH":
-                text = "The `ETag` of the object that is to be changed; if it has changed: 412 `object_changed`."
+                text = "An earlier response's `ETag`. If the object has changed, the response is 412 `object_changed`."
                 yield "If-Match", {"description": text}
 
     def get_filter_backends(self) -> list[Any]:
@@ -96,9 +96,9 @@ class OperationSchema(AutoSchema):
         else:
             responses[entry.status, "application/json"] = entry.response
         if entry.plan is not None:
-            text, plan = "The answer to `validate_only`.", entry.plan
+            text, plan = "The response to a request with `validate_only`.", entry.plan
             if entry.status == 200:
-                text, plan = "A plan is the answer to `validate_only`.", _either(entry.response, entry.plan)
+                text, plan = "With `validate_only`, the response is a plan.", _either(entry.response, entry.plan)
             responses[200, "application/json"] = OpenApiResponse(plan, text)
         if entry.also is not None:
             responses[entry.status, entry.also] = OpenApiTypes.STR

@@ -10,20 +10,24 @@ from control.queue.devices.selectors import Hardware
 
 
 class HardwareObject(ResponseModel):
-    """Devices that run jobs or endpoints and do not differ in kind, model, memory and price."""
+    """A group of devices with the same kind, model, memory and price. They run jobs or endpoints."""
 
     object: Literal["hardware"] = "hardware"
-    name: str = Field(description="The value of `hardware` in requests for such a device. A kind is a value too.")
+    name: str = Field(
+        description="The value of `hardware` in requests for such a device. Requests may also give its `device_kind`."
+    )
     device_kind: str = Field(description="`cuda` or `cpu`.")
-    model: str | None = Field(description="Name of the hardware. Null: unknown.")
-    memory_bytes: int | None = Field(description="Memory of one device. Null: the operators have not stated it.")
-    price_per_hour: float | None = Field(description="USD for one device. Null: no price is set.")
-    count: int = Field(description="Number of these devices.")
-    free: int = Field(description="Number of these devices that neither a job nor an endpoint holds.")
+    model: str | None = Field(description="The name of the hardware. Null if it is unknown.")
+    memory_bytes: int | None = Field(
+        description="The memory of one device in bytes. Null if the operators have not stated it."
+    )
+    price_per_hour: float | None = Field(description="US dollars per hour of one device. Null if no price is set.")
+    count: int = Field(description="The number of these devices.")
+    free: int = Field(description="The number of these devices that neither a job nor an endpoint uses.")
 
 
 class HardwareList(ResponseModel):
-    """This list has no pages."""
+    """The whole list: it has no further pages."""
 
     object: Literal["list"] = "list"
     data: list[HardwareObject]

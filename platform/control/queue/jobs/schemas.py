@@ -8,8 +8,9 @@ from control.core.api.schemas import Figures, OneOf, ResponseModel, Unix
 from control.queue.jobs.models import Job, JobEvent
 
 QUEUE_POSITION = (
-    "1 for the job that workers claim next, of all organizations. The position is estimated as if no running job ended "
-    "and no job was added. Null if the job is not waiting for a worker, or not yet."
+    "1 means that workers claim this job before all other waiting jobs, also those of other organizations. The "
+    "position is an estimate: it assumes that no running job ends and no job is added. Null if the job is not waiting "
+    "for a worker, or waits before another attempt."
 )
 
 
@@ -20,8 +21,8 @@ class Blocked(ResponseModel):
     `no_device_fits`: no device that is present has the memory that the job or the replica needs.
     `no_such_hardware`: no device that is present has the kind or model that was asked for as `hardware`.
     `devices_quota_exceeded`: the organization holds as many devices as it may; the message says what holds them.
-    `no_free_device`: jobs or other endpoints hold all devices that fit the replica; a job that only has to wait for
-    others is not blocked.
+    `no_free_device`: jobs or other endpoints hold all devices that fit the replica. A job that only waits for other
+    jobs is not blocked.
     """
 
     code: str
@@ -37,7 +38,9 @@ class Paused(ResponseModel):
 
     code: str
     message: str
-    cap_id: str | None = Field(description="The spend cap or the quote whose cap is reached.")
+    cap_id: str | None = Field(
+        description="The id of the spend cap that was reached, or of the quote whose cap was reached."
+    )
 
 
 class Progress(ResponseModel):
@@ -47,7 +50,7 @@ class Progress(ResponseModel):
 
     @classmethod
     def of(cls, job: Job) -> Self | None:
-        """None: the job has reported no progress yet."""
+        """Returns None if the job has reported no progress yet."""
         if not job.progress_unit:
             return None
         return cls(done=job.progress_done, total=job.progress_total, unit=job.progress_unit)

@@ -34,7 +34,7 @@ class JobView(OrganizationView):
 
 
 class JobEventsView(OrganizationView):
-    """Events, oldest first."""
+    """The events of the job, oldest first."""
 
     scope = "jobs"
 

@@ -10,14 +10,17 @@ from control.serving.deployments.models import Deployment
 
 
 class DeploymentAcceptance(ResponseModel):
-    """The acceptance length of the speculator that serves now, compared with that of its first bins of traffic."""
+    """Compares the acceptance length of the present speculator with a reference from its first traffic."""
 
     state: Annotated[str, OneOf(AcceptanceWatch.State)] = Field(
-        description="`learning`: there is no reference yet. `dropped`: it is lower than the reference, since "
-        "`dropped_at`."
+        description="`learning`: there is no reference yet. `watching`: the acceptance length has not dropped. "
+        "`dropped`: it is lower than the reference; `dropped_at` says when this was detected."
     )
-    reference: float | None = Field(description="Tokens per pass of the model, learned after the speculator began.")
-    current: float | None = Field(description="A mean of the latest minutes with traffic.")
+    reference: float | None = Field(
+        description="The acceptance length that was learned after the speculator began to serve, in tokens per forward "
+        "pass."
+    )
+    current: float | None = Field(description="A mean of the acceptance length in the latest minutes with traffic.")
     dropped_at: Unix | None = Field(description="When the latest drop was detected.")
     drop_began_at: Unix | None = Field(description="An estimate of when the latest drop began.")
 

@@ -17,7 +17,10 @@ RedactKind = Literal["email", "ip_address", "credit_card"]
 class CaptureInput(RequestModel):
     hours: Annotated[int, IntRange(1, MAX_HOURS)]
     sample_percent: float = Field(
-        default=100.0, gt=0, le=100, description="Share of the requests that is kept, drawn at random."
+        default=100.0,
+        gt=0,
+        le=100,
+        description="The percentage of requests to keep. The requests are drawn at random.",
     )
     redact: list[RedactKind] = Field(
         default=[],
@@ -41,7 +44,7 @@ class CaptureObject(ResponseModel):
 
     object: Literal["capture"] = "capture"
     deployment_id: str
-    hours: int = Field(description="The age at which a request is deleted.")
+    hours: int = Field(description="The age in hours at which a stored request is deleted.")
     sample_percent: float
     redact: SkipValidation[list[str]]
     redact_patterns: SkipValidation[list[str]]
@@ -49,8 +52,8 @@ class CaptureObject(ResponseModel):
     oldest_at: Unix | None
     stopped: CaptureStopped | None = Field(
         description=(
-            "Why the capture has stopped storing requests. Null: it has not stopped. "
-            "Setting the capture again restarts it."
+            "Why the capture has stopped storing requests. Null if it has not stopped. Setting the capture again "
+            "restarts it."
         )
     )
     created_at: Unix

@@ -42,5 +42,5 @@ class CaptureFileView(OneDeploymentView):
         status=201,
     )
     def post(self, request: Request, deployment_id: str) -> FileObject:
-        """Makes a file of the kept requests, each once, for `prompts_file` of a pipeline or a distillation."""
+        """Makes a file of the distinct requests that were kept, for `prompts_file` of a pipeline or a distillation."""
         return FileObject.of(capture_export(capture=capture_of(self.deployment(deployment_id))))

@@ -16,10 +16,11 @@ class DeploymentCost(ResponseModel):
     object: Literal["deployment.cost"] = "deployment.cost"
     deployment_id: str
     device_seconds: float = Field(
-        description="The time of all processes of the endpoint. It is recorded every minute, and not while they sleep."
+        description="The time of all processes of the endpoint, recorded every minute. The time in which they sleep is "
+        "not counted."
     )
-    cost: Amount = Field(description="The cost of this time so far.")
-    cost_this_month: Amount = Field(description="The part that was used in this calendar month (UTC).")
+    cost: Amount = Field(description="The cost of `device_seconds`.")
+    cost_this_month: Amount = Field(description="The part of `cost` for the time in this calendar month (UTC).")
 
     @classmethod
     def of(cls, deployment: Deployment) -> Self:

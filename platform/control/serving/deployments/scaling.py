@@ -28,25 +28,27 @@ class ScalingOptions(RequestModel):
     scale_to_zero_seconds: Annotated[int, Field(ge=MIN_IDLE_SECONDS, le=MAX_IDLE_SECONDS)] | None = Field(
         default=None,
         description="The endpoint's engines sleep when none of them has had a request for this time. The next request "
-        "wakes one engine. Null: they never sleep.",
+        "wakes one engine. Null means that they never sleep.",
     )
     max_replicas: NumReplicas | None = Field(
         default=None,
-        description="`replicas` follows the traffic up to this number. Null: it does not change by itself.",
+        description="The number of replicas follows the traffic up to this limit. Null means that it does not follow "
+        "the traffic.",
     )
     min_replicas: NumReplicas = Field(
         default=1, description="The lowest number of replicas, if `max_replicas` is given."
     )
     target_concurrency: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
-        description="How many running and waiting requests each replica should have. Null: as many as an engine "
+        description="How many running and waiting requests each replica should have. Null means as many as an engine "
         "answers at once.",
     )
     scale_up_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
-        default=10, description="For how long more replicas must be needed before they are started."
+        default=10, description="The time for which more replicas must be needed before they are started."
     )
     scale_down_seconds: Annotated[int, Field(ge=0, le=86_400)] = Field(
-        default=300, description="For how long fewer replicas must suffice before surplus replicas end."
+        default=300,
+        description="The time for which fewer replicas must suffice before the surplus replicas are stopped.",
     )
 
     def within(self, num_replicas: int) -> int:

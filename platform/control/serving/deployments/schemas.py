@@ -15,11 +15,13 @@ from control.serving.deployments.scaling import NumReplicas, ScalingOptions, sca
 
 MAX_ADAPTERS = 32
 ALLOW_OUTPUT_CHANGE = (
-    "Accept that answers change: the old or the new speculator is a `turbo_lora`, whose adapter every answer uses."
+    "Accepts that answers change. This is required if the old or the new speculator is a `turbo_lora`, because its "
+    "adapter takes part in every answer."
 )
 
 _REMEMBER_ANSWERS = (
-    "Whether the engine may draft copies of a project's past answers. It keeps them in the memory of its process only."
+    "Whether the engine may draft tokens that it copies from a project's past answers. It keeps these answers only in "
+    "the memory of its process."
 )
 _REPLICAS = "How many engine processes answer the requests. Each of them occupies a device."
 _AdapterIds = Annotated[list[Annotated[str, Text(40)]], Field(max_length=MAX_ADAPTERS)]
@@ -45,7 +47,9 @@ class DeploymentUpdateInput(RequestModel):
     """A parameter that is left out does not change."""
 
     speculator_id: Annotated[str, Text(40)] | None = None
-    adapters: _AdapterIds = Field(default_factory=list, description="The ids of all adapters from now on.")
+    adapters: _AdapterIds = Field(
+        default_factory=list, description="The ids of all adapters that the deployment serves from now on."
+    )
     allow_output_change: bool = Field(default=False, description=ALLOW_OUTPUT_CHANGE)
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
     replicas: NumReplicas = Field(default=1, description=_REPLICAS)
@@ -67,18 +71,21 @@ class DeploymentObject(ResponseModel):
     adapters: list[ServedAdapter]
     remember_answers: bool
     engine: EngineOptions
-    hardware: str | None = Field(description="The device that was asked for. Null: any.")
+    hardware: str | None = Field(description="The requested device. Null means any device.")
     replicas: int = Field(description=_REPLICAS)
-    ready_replicas: int = Field(description="How many replicas are ready now. A sleeping one is not.")
+    ready_replicas: int = Field(
+        description="The number of replicas that are ready now. Sleeping replicas are not counted."
+    )
     scaling: ScalingOptions
     acceptance: DeploymentAcceptance | None = Field(
-        description="Whether the acceptance length has dropped. Null: no speculator, or not watched yet."
+        description="Whether the acceptance length has dropped. Null if there is no speculator, or if its acceptance "
+        "is not watched yet."
     )
     desired_state: Annotated[str, OneOf(Deployment.Desired)]
     state: Annotated[str, OneOf(Deployment.State)]
     error: SkipValidation[Failure | None]
     blocked: SkipValidation[Blocked | None] = Field(
-        description="Why a replica waits for a device. Null: no replica waits for one."
+        description="Why a replica waits for a device. Null if no replica waits for a device."
     )
     created_at: Unix
     healthy_at: Unix | None
@@ -122,8 +129,10 @@ class DeploymentMetrics(ResponseModel):
     prompt_tokens: int
     generation_tokens: int
     tokens_per_second: float | None
-    acceptance_length: float | None = Field(description="Tokens per pass of the model: 1 + accepted / drafts.")
-    acceptance_rate: float | None = Field(description="Accepted tokens / drafted tokens.")
+    acceptance_length: float | None = Field(
+        description="Tokens per forward pass of the model: 1 + accepted tokens / number of drafts."
+    )
+    acceptance_rate: float | None = Field(description="The share of drafted tokens that were accepted.")
     latency_seconds: float | None = Field(description="The mean over the requests.")
     time_to_first_token_seconds: float | None = Field(description="The mean over the requests.")
 

@@ -71,9 +71,9 @@ class DeploymentView(OneDeploymentView):
         tagged_by=DeploymentUpdateInput,
     )
     def patch(self, request: Request, deployment_id: str, body: DeploymentUpdateInput) -> DeploymentObject:
-        """Replaces the speculator or the list of adapters. With a `speculator_id` of null, there is no speculator.
+        """Changes the speculator, the adapters or other settings. A `speculator_id` of null removes the speculator.
 
-        The endpoint finishes its requests and restarts, one replica after another. It does not restart when only
+        The replicas finish their requests and restart, one after another. They do not restart if only
         `remember_answers`, `replicas` or `scaling` changes.
         """
         update_from(self.deployment(deployment_id), body)

@@ -23,7 +23,7 @@ class ModelObject(ResponseModel):
 
 
 class ModelList(ResponseModel):
-    """This list has no pages."""
+    """The whole list: it has no further pages."""
 
     object: Literal["list"] = "list"
     data: list[ModelObject]

@@ -19,35 +19,43 @@ class RolloutInput(RequestModel):
     share_percent: Annotated[int, IntRange(1, 50)] = 10
     min_requests: Annotated[int, IntRange(1, 1_000_000)] = Field(
         default=100,
-        description="No promotion before the new speculator has answered so many requests. In mode `shadow`, as many "
-        "answers must be equal.",
+        description="The number of requests that the new speculator must have answered before it can be promoted. In "
+        "mode `shadow`, this number of its answers must also be equal to the answers that the callers got.",
     )
     max_acceptance_drop: Annotated[Number, Field(ge=0, le=1)] = 0.05
     max_error_rate: Annotated[Number, Field(ge=0, le=1)] = 0.01
     alpha: Annotated[Number, Field(ge=0.000001, le=0.5)] = Field(
-        default=0.05, description="The largest probability that the evidence is ever misread, over all gates and times."
+        default=0.05,
+        description="The largest probability that any of the statistical gates decides wrongly at any time of the "
+        "rollout.",
     )
     first_token_seconds: Annotated[Number, Field(gt=0, le=600)] | None = Field(
-        default=None, description="A later first token of a stream is slow. Null: not compared."
+        default=None,
+        description="A stream is slow if its first token comes later than this. Null means that these times are not "
+        "compared.",
     )
     inter_token_seconds: Annotated[Number, Field(gt=0, le=600)] | None = Field(
-        default=None, description="A longer mean time between the tokens of a stream is slow. Null: not compared."
+        default=None,
+        description="A stream is slow if the mean time between its tokens is longer than this. Null means that these "
+        "times are not compared.",
     )
     max_slow_increase: Annotated[Number, Field(ge=0, le=1)] = Field(
-        default=0.02, description="By how much the share of slow requests may increase."
+        default=0.02, description="How much the share of slow requests may increase."
     )
     max_seconds: Annotated[int, IntRange(60, 7 * 86400)] = 86400
     max_requests: Annotated[int, IntRange(1, 10_000_000)] = Field(
-        default=100_000, description="Requests to the new speculator after which an undecided rollout ends."
+        default=100_000,
+        description="The number of requests to the new speculator after which an undecided rollout ends.",
     )
     on_undecided: Annotated[str, OneOf(Rollout.OnUndecided.values)] = Field(
         default="roll_back",
-        description="The end of a rollout that is undecided after `max_seconds` or `max_requests`.",
+        description="What happens to a rollout that is undecided after `max_seconds` or `max_requests`.",
     )
     watch_seconds: Annotated[int, IntRange(0, 30 * 86400)] = Field(
         default=0,
-        description="How long after the promotion the gates compare the new speculator with the evidence of the "
-        "previous one, and return to that if a gate fails. 0: not at all.",
+        description="The time after the promotion in which the gates compare the new speculator with the evidence of "
+        "the previous one. If a gate fails in this time, the previous speculator serves again. With 0, nothing is "
+        "compared after the promotion.",
     )
     allow_output_change: bool = Field(default=False, description=ALLOW_OUTPUT_CHANGE)
 
@@ -74,7 +82,7 @@ class RolloutComparison(ResponseModel):
 
 
 class RolloutInterval(ResponseModel):
-    """A part of the numbers from 0 to 1 that contains the true mean at all times, with the stated probability."""
+    """An interval between 0 and 1. With a probability that `alpha` determines, it always contains the true mean."""
 
     low: float
     high: float
@@ -84,32 +92,36 @@ class RolloutGate(ResponseModel):
     name: Annotated[str, OneOf(("acceptance", "errors", "first_token", "inter_token", "equality"))]
     outcome: Annotated[str, OneOf(("passed", "failed", "open"))]
     is_required: bool = Field(
-        description="Whether a promotion needs the outcome `passed`; otherwise it needs another outcome than `failed`."
+        description="Whether a promotion needs the outcome `passed`. If not, the outcome `open` suffices too."
     )
     message: str
     candidate: RolloutInterval | None = Field(
-        description="Of the new speculator's forward passes per token, or of the share of its failed or slow requests."
+        description="The interval of the new speculator's forward passes per token, or of the share of its failed or "
+        "slow requests."
     )
     stable: RolloutInterval | None
 
 
 class RolloutSide(ResponseModel):
-    """What the gateways have measured of one side."""
+    """The gateways' measurements of one side: the candidate or the stable side."""
 
-    num_requests: int = Field(description="Complete answers.")
+    num_requests: int = Field(description="The number of complete answers.")
     num_failed: int
     error_rate: float
     acceptance_length: float | None
-    num_measured: int = Field(description="Answers with statistics of speculation.")
-    num_timed: int = Field(description="Streams whose first token was timed.")
+    num_measured: int = Field(description="The number of answers with statistics of speculation.")
+    num_timed: int = Field(description="The number of streams whose first token was timed.")
     num_slow_first_token: int
     num_slow_inter_token: int
-    num_equal: int = Field(description="Answers to copies that were equal to the caller's answer.")
+    num_equal: int = Field(description="The number of answers to copies that were equal to the caller's answer.")
     num_different: int
     num_not_comparable: int = Field(
-        description="Copies that were not compared, because one of the two answers was incomplete or its seed unknown."
+        description="The number of copies that were not compared, because one of the two answers was incomplete or its "
+        "seed was unknown."
     )
-    num_dropped: int = Field(description="Copies that were not sent, because too many waited.")
+    num_dropped: int = Field(
+        description="The number of copies that were not sent, because too many copies were waiting."
+    )
     different_request_id: str | None = Field(description="The first request whose answers differed.")
 
 
@@ -125,15 +137,16 @@ class RolloutDecision(ResponseModel):
 
 
 class RolloutVerdict(ResponseModel):
-    """Rules, evidence and verdict of a rollout's trial, or of the time after its promotion."""
+    """Rules, evidence and verdict of a rollout's trial, or of the comparison after its promotion."""
 
     rules: dict[str, Any]
     gates: list[RolloutGate]
     evidence: RolloutSides
     verdict: RolloutDecision
     certificate: dict[str, Any] | None = Field(
-        description="Signs the members above, with fractions as decimal strings, once there is a verdict. Verified "
-        "like the certificates of evaluations, with the format `slipstream.rollout/1`."
+        description="A signed statement with the members above, in which fractions are decimal strings. Null until "
+        "there is a verdict. It is verified like the certificate of an evaluation, and its format is "
+        "`slipstream.rollout/1`."
     )
 
 
@@ -145,7 +158,9 @@ class RolloutObject(ResponseModel):
     previous_speculator_id: str | None
     status: Annotated[str, OneOf(Rollout.Status)]
     mode: Annotated[str, OneOf(Rollout.Mode.values)]
-    share_percent: int = Field(description="The canary's share of the requests, or of their copies.")
+    share_percent: int = Field(
+        description="The percentage of the requests that the canary answers, or of which it answers copies."
+    )
     min_requests: int
     max_acceptance_drop: float
     max_error_rate: float
@@ -159,14 +174,16 @@ class RolloutObject(ResponseModel):
     watch_seconds: int
     reason: SkipValidation[RolloutReason | None]
     figures: SkipValidation[RolloutComparison | None] = Field(description="The figures that decided the rollout.")
-    trial: SkipValidation[RolloutVerdict | None] = Field(description="Null until the trial begins.")
+    trial: SkipValidation[RolloutVerdict | None] = Field(
+        description="The comparison in the trial. Null before the trial."
+    )
     watch: SkipValidation[RolloutVerdict | None] = Field(
-        description="The time after the promotion. Its `candidate` is the promoted speculator, and its `stable` the "
-        "evidence of the previous one from the trial."
+        description="The comparison after the promotion. Its `candidate` is the promoted speculator, and its `stable` "
+        "is the evidence of the previous speculator from the trial."
     )
     created_at: Unix
     started_at: Unix | None = Field(description="When the canary was ready.")
-    watched_at: Unix | None = Field(description="When the time after the promotion began.")
+    watched_at: Unix | None = Field(description="When the comparison after the promotion began.")
     finished_at: Unix | None
 
     @classmethod

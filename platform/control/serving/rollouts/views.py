@@ -36,7 +36,7 @@ class RolloutView(OneDeploymentView):
 class RolloutCancelView(OneDeploymentView):
     @operation("deployments.rollouts.cancel", response=RolloutObject)
     def post(self, request: Request, deployment_id: str, rollout_id: str) -> RolloutObject:
-        """Rolls back to the speculator that served before."""
+        """Rolls back to the speculator that served before the rollout."""
         deployment = self.deployment(deployment_id)
         rollout_cancel(rollout=rollout_get(deployment, rollout_id))
         return RolloutObject.of(rollout_get(deployment, rollout_id))

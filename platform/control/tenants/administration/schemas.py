@@ -69,10 +69,11 @@ class ApiKeyObject(ResponseModel):
     scopes: SkipValidation[list[str]]
     project_id: str | None
     member_id: str | None = Field(
-        description="The member whose role limits the key and with whom it is removed. Null: a key of the organization."
+        description="The member to whom the key belongs. The member's role limits the key, and the key is removed with "
+        "the member. Null if the key belongs to the organization."
     )
     deployment_ids: SkipValidation[list[str] | None] = Field(
-        description="The only deployments that the key may use. Null: it may use all of them."
+        description="The only deployments that the key may use. Null if it may use all deployments."
     )
     rotated_from: str | None
     created_at: Unix
@@ -88,7 +89,9 @@ class ApiKeyObject(ResponseModel):
 
 
 class NewApiKeyObject(ApiKeyObject):
-    key: str | None = Field(description="Shown only once. Null in a response that is replayed for an Idempotency-Key.")
+    key: str | None = Field(
+        description="The key, which is shown only once. Null in a response that is replayed for an Idempotency-Key."
+    )
 
 
 class MemberObject(ResponseModel):
@@ -96,7 +99,7 @@ class MemberObject(ResponseModel):
     object: Literal["member"] = "member"
     email: str
     role: Annotated[str, OneOf(Member.Role)]
-    status: Literal["invited", "active"] = Field(description="Invited: the member has never signed in.")
+    status: Literal["invited", "active"] = Field(description="`invited`: the member has never signed in.")
 
     @classmethod
     def of(cls, member: Member) -> Self:
@@ -119,7 +122,7 @@ class ProjectObject(ResponseModel):
 class StorageObject(ResponseModel):
     object: Literal["storage"] = "storage"
     limit_bytes: int
-    used_bytes: int = Field(description="The sum of the four parts.")
+    used_bytes: int = Field(description="The sum of the bytes of files, uploads, adapters and captures.")
     files_bytes: int
     uploads_bytes: int = Field(description="Parts of uploads that are not completed yet.")
     adapters_bytes: int

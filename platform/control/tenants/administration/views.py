@@ -81,7 +81,7 @@ class ApiKeyRotateView(OrganizationView):
 
     @operation("api_keys.rotate", request=ApiKeyRotateInput, response=NewApiKeyObject, status=201)
     def post(self, request: Request, key_id: str, body: ApiKeyRotateInput) -> NewApiKeyObject:
-        """Creates a key with the same rights. The old key works for another `grace_seconds`, by default for a day."""
+        """Creates a key with the same rights. The old key works for the next `grace_seconds`, by default one day."""
         key = api_key_get(self.organization, key_id)
         refuse_wider_scopes(granting=self.key, scopes=key.scopes)
         created, token = api_key_rotate(key=key, grace=dt.timedelta(seconds=body.grace_seconds))

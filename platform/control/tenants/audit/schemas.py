@@ -9,7 +9,7 @@ from control.tenants.audit.models import AuditEvent, AuditExport
 
 
 class AuditDropInput(RequestModel):
-    month: Annotated[str, Text(7)] = Field(description="For example 2026-01.")
+    month: Annotated[str, Text(7)] = Field(description="The month whose events are deleted, for example 2026-01.")
     sha256: Annotated[str, Text(64)] = Field(description="The digest in the last line of the month's export.")
 
 
@@ -39,7 +39,7 @@ class AuditExportObject(ResponseModel):
     object: Literal["audit_export"] = "audit_export"
     month: str
     num_events: int
-    sha256: str = Field(description="The SHA-256 of the exported lines, without the last one.")
+    sha256: str = Field(description="The SHA-256 of all exported lines before this last line.")
     created_at: Unix
     dropped_at: Unix | None
 

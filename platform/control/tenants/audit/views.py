@@ -33,7 +33,7 @@ class AuditExportView(OrganizationView):
         query={"month": "A month (UTC) that has ended, such as 2026-01."},
     )
     def get(self, request: Request) -> MonthResponse:
-        """The events of a month, oldest first, one per line. The last line is an `audit_export` with their digest."""
+        """The events of a month, oldest first, one per line. The last line contains their digest."""
         return MonthResponse(MonthExport(self.organization, parse_month(request.query_params.get("month", ""))))
 
 

@@ -54,7 +54,9 @@ class WebhookEndpointObject(ResponseModel):
 
 
 class WebhookEndpointWithSecret(WebhookEndpointObject):
-    secret: str | None = Field(description="Shown only once. Null if the response is repeated for an Idempotency-Key.")
+    secret: str | None = Field(
+        description="The secret, which is shown only once. Null in a response that is replayed for an Idempotency-Key."
+    )
 
 
 class DeliveryAttempt(ResponseModel):

@@ -76,7 +76,7 @@ class EndpointRotateView(OrganizationView):
     def post(self, request: Request, endpoint_id: str, body: RotateSecretInput) -> WebhookEndpointWithSecret:
         """Creates a secret, which is shown only once.
 
-        For another `grace_seconds`, by default for a day, deliveries are signed with the old secret too.
+        For the next `grace_seconds`, by default one day, deliveries are also signed with the old secret.
         """
         endpoint = endpoint_get(self.organization, endpoint_id)
         secret = endpoint_rotate_secret(endpoint=endpoint, grace=dt.timedelta(seconds=body.grace_seconds))

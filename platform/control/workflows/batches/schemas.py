@@ -31,8 +31,8 @@ class BatchOptions(RequestModel):
     engine: EngineOptions | None = Field(default=None, description="Our addition: options of the engine.")
     priority: Annotated[str, OneOf(LEVELS)] = Field(
         default=NORMAL,
-        description="Our addition: the organization's jobs with a higher priority are run first. It does not change "
-        "the organization's turn among others.",
+        description="Our addition: among the jobs of the organization, those with a higher priority run first. The "
+        "priority does not affect other organizations.",
     )
     hardware: Hardware = None
 
@@ -43,14 +43,15 @@ class BatchInput(BatchOptions):
 
 class RepairInput(RequestModel):
     rows: Annotated[list[Annotated[str, OneOf(RowClass)]], Field(min_length=1, max_length=len(RowClass))] = Field(
-        description="Classes of rows to answer again. `unfinished`: rows without a response, which never ran, whose "
-        "result was lost, or that crashed the worker. `failed`: rows that ran without an answer. `cut`: rows whose "
-        "answer ended at a limit of its length. All other rows keep their results."
+        description="Classes of rows to answer again. `unfinished`: rows without a response, because they never ran, "
+        "their result was lost, or they crashed the worker. `failed`: rows that ran without an answer. `cut`: rows "
+        "whose answer ended at a limit of its length. All other rows keep their results."
     )
     max_tokens: Annotated[int, IntRange(1, 1 << 24)] | None = Field(
         default=None,
-        description="The limit of the new answers, in place of the limits in the input file. Required for `cut`. A cut "
-        "answer is kept if the limit does not allow a longer one. Null: the limits of the batch that is repaired.",
+        description="The maximum number of tokens of a new answer, in place of the limits in the input file. It is "
+        "required for `cut`. A cut answer is kept if the new limit does not allow a longer answer. Null means the "
+        "limits of the batch that is repaired.",
     )
 
 
@@ -124,13 +125,13 @@ class BatchUsage(ResponseModel):
 
 
 class Truncated(ResponseModel):
-    """Answers that reached the length limits of their rows; they are counted when the batch has ended."""
+    """Numbers of answers that reached the length limits of their rows, counted when the batch has ended."""
 
-    in_trace: int = Field(description="The limit was within the reasoning trace.")
-    in_answer: int = Field(description="The limit was in the answer itself.")
-    continued: int = Field(description="Of these, the answers that were continued past the limit.")
-    unfinished: int = Field(description="Of these, the answers that have no end.")
-    dropped: int = Field(description="Of the unfinished answers, those that training leaves out.")
+    in_trace: int = Field(description="The number of answers that reached the limit within the reasoning trace.")
+    in_answer: int = Field(description="The number of answers that reached the limit after the reasoning trace.")
+    continued: int = Field(description="The number of truncated answers that were continued past the limit.")
+    unfinished: int = Field(description="The number of truncated answers that still have no end.")
+    dropped: int = Field(description="The number of unfinished answers that training leaves out.")
 
     @classmethod
     def of(cls, batch: Batch) -> Self | None:
@@ -144,7 +145,7 @@ class Repair(ResponseModel):
     """Which rows of `resumed_from` are answered again, and the limit of their answers."""
 
     rows: list[str]
-    max_tokens: int | None = Field(description="Null: the limits in the input file.")
+    max_tokens: int | None = Field(description="Null means the limits in the input file.")
 
 
 class BatchObject(ResponseModel):
@@ -176,7 +177,8 @@ class BatchObject(ResponseModel):
     priority: Annotated[str, OneOf(LEVELS)] = Field(description="Our addition: the priority of the request.")
     queue_position: int | None = Field(description=f"Our addition: {QUEUE_POSITION}")
     blocked: SkipValidation[Blocked | None] = Field(
-        description="Our addition: why no worker claims the waiting batch. Null: one will, or the batch is not waiting."
+        description="Our addition: why no worker claims the waiting batch. Null if a worker will claim it, or if the "
+        "batch is not waiting."
     )
     estimated_finished_at: Unix | None = Field(
         description="Our addition: when all rows will be answered at the rate so far. Null until the batch runs and "
@@ -187,18 +189,21 @@ class BatchObject(ResponseModel):
         description="Our addition: the quote. The batch is paused when the cost reaches the cap of the quote."
     )
     engine: EngineOptions = Field(description="Our addition: the options of the engine.")
-    hardware: str | None = Field(description="Our addition: the device that was asked for. Null: any.")
+    hardware: str | None = Field(description="Our addition: the requested device. Null means any device.")
     resumed_from: str | None = Field(description="Our addition: the batch whose finished rows this batch copies.")
     rows_copied: int = Field(
         description="Our addition: the number of rows copied from `resumed_from`. `usage` and `cost` exclude them."
     )
     repair: SkipValidation[Repair | None] = Field(
-        description="Our addition: which rows of `resumed_from` this batch answers again. Null: the unfinished rows."
+        description="Our addition: which rows of `resumed_from` this batch answers again. Null means the unfinished "
+        "rows."
     )
     errors_by_code: SkipValidation[dict[str, int]] = Field(
         description="Our addition: the number of rows in the error file, by error code."
     )
-    truncated: Truncated | None = Field(description="Our addition. Null until the batch has ended.")
+    truncated: Truncated | None = Field(
+        description="Our addition: the numbers of answers that reached a length limit. Null until the batch has ended."
+    )
     warnings: SkipValidation[list[Any]] = Field(
         description="Our addition: problems in the input file that do not prevent the batch from running."
     )

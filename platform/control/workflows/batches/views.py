@@ -71,7 +71,7 @@ class BatchRepairView(OrganizationView):
 
     @operation("batches.repair", summary="Answer rows of a batch again", request=RepairInput, response=BatchObject)
     def post(self, request: Request, batch_id: str, body: RepairInput) -> BatchObject:
-        """Returns the new batch. The results of all other rows are copied free of charge."""
+        """Answers some rows in a new batch, which is returned. All other results are copied free of charge."""
         repaired = repair_from(batch_get(self.organization, batch_id), body)
         return _shown(self.organization, repaired.pk)
 

@@ -20,43 +20,50 @@ _PATTERN = "a pattern in the syntax of RE2."
 
 
 class FilterInput(RequestModel):
-    """The new dataset has the rows for which all given conditions hold, unchanged and in their order."""
+    """The new dataset has the rows for which all given conditions are true, unchanged and in their order."""
 
     name: _Name | None = Field(
         default=None,
-        description="The dataset becomes the next version of this name. Null: of the name of the filtered dataset.",
+        description="The dataset becomes the next version of this name. Null means the name of the filtered dataset.",
     )
     labels: Annotated[dict[Annotated[str, Text(64)], _Values], Field(min_length=1, max_length=16)] | None = Field(
-        default=None, description="Members of the rows, and the values that each of them may have."
+        default=None, description="Maps members of the rows to the values that the members may have."
     )
     has_answer: bool | None = None
     contains: Annotated[str, Field(min_length=1, max_length=_MAX_PATTERN)] | None = Field(
-        default=None, description="A text that messages, prompt or answer contain."
+        default=None, description="A text that the messages, the prompt or the answer must contain."
     )
     matches: Annotated[str, Field(min_length=1, max_length=_MAX_PATTERN)] | None = Field(
-        default=None, description=f"Messages, prompt or answer match {_PATTERN}"
+        default=None, description=f"The messages, the prompt or the answer must match {_PATTERN}"
     )
     excludes: Annotated[str, Field(min_length=1, max_length=_MAX_PATTERN)] | None = Field(
-        default=None, description=f"Neither messages, prompt nor answer match {_PATTERN}"
+        default=None, description=f"Neither the messages, the prompt nor the answer may match {_PATTERN}"
     )
-    min_characters: _Length | None = Field(default=None, description="Of all messages, the prompt and the answer.")
+    min_characters: _Length | None = Field(
+        default=None,
+        description="The minimum number of characters of all messages, the prompt and the answer together.",
+    )
     max_characters: _Length | None = None
-    min_tokens: _Length | None = Field(default=None, description="Of prompt and answer. The dataset needs a `model`.")
+    min_tokens: _Length | None = Field(
+        default=None,
+        description="The minimum number of tokens of prompt and answer together. The dataset needs a `model`.",
+    )
     max_tokens: _Length | None = None
     drop_duplicates: Literal["exact", "near"] | None = Field(
         default=None,
-        description="Of the rows with equal prompts that pass, the first one is kept. `near`: also of similar prompts, "
-        "as `duplicates` of a dataset counts them.",
+        description="`exact`: of several passing rows with equal prompts, only the first row is kept. `near`: the same "
+        "applies to rows with similar prompts, as `duplicates` of a dataset counts them.",
     )
     share: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None,
-        description="The share of the prompts that is kept. The hash of seed and prompt decides, so the same prompts "
-        "are kept of each version of a dataset.",
+        description="The share of prompts to keep. A hash of seed and prompt selects the prompts, so the same prompts "
+        "are kept in all versions of a dataset.",
     )
     rows: Annotated[int, IntRange(1, MAX_ROWS)] | None = Field(
-        default=None, description="At most so many of the rows that pass. The hash of seed and prompt decides which."
+        default=None,
+        description="The maximum number of rows. If more rows pass, a hash of seed and prompt selects the rows.",
     )
-    seed: _Seed = Field(default=0, description="Of `share` and `rows`.")
+    seed: _Seed = Field(default=0, description="The seed of the hashes for `share` and `rows`.")
 
     def check(self) -> None:
         """Raises: ApiError: 400, no condition, an empty range, or an invalid pattern."""
@@ -87,7 +94,8 @@ class MixInput(RequestModel):
 
     sources: Annotated[list[MixSource], Field(min_length=1, max_length=MAX_SOURCES)]
     rows: Annotated[int, IntRange(1, MAX_ROWS)] | None = Field(
-        default=None, description="The rows of the mix. Null: as many as the sources have in this proportion."
+        default=None,
+        description="The number of rows of the mix. Null means as many rows as the sources have in this proportion.",
     )
     seed: _Seed = Field(default=0, description="The hash of seed and prompt decides which rows of a source are used.")
     name: _Name | None = Field(default=None, description="The dataset becomes the next version of this name.")

@@ -27,16 +27,16 @@ class DatasetInput(RequestModel):
 
 
 class SplitInput(RequestModel):
-    """Either `shares` or `label`."""
+    """How the rows are split: either by `shares` or by `label`."""
 
     shares: Annotated[dict[SplitName, Share], Field(min_length=1, max_length=MAX_SPLITS)] | None = Field(
         default=None,
-        description="The share of the prompts in each split, with a sum of at most 1. The hash of the prompt decides, "
-        "so a prompt is in the same split of each version of a dataset.",
+        description="The share of the prompts in each split. The sum is at most 1. A hash of the prompt selects the "
+        "split, so a prompt is in the same split in all versions of a dataset.",
     )
-    seed: Annotated[int, IntRange(0, (1 << 32) - 1)] = Field(default=0, description="Another seed, other splits.")
+    seed: Annotated[int, IntRange(0, (1 << 32) - 1)] = Field(default=0, description="Another seed gives other splits.")
     label: Annotated[str, Text(64)] | None = Field(
-        default=None, description="A member of the rows, whose value is the name of the row's split."
+        default=None, description="A member of the rows. Its value is the name of the split to which the row goes."
     )
 
     def check(self) -> None:
@@ -75,11 +75,12 @@ class DatasetObject(ResponseModel):
     num_tokens_exact: bool | None
     errors: DatasetErrors
     duplicates: Duplicates | None = Field(
-        description="Equal and similar prompts among the valid rows. Null: the dataset is older than the comparison."
+        description="Equal and similar prompts among the valid rows. Null for datasets that were created before "
+        "prompts were compared."
     )
-    sensitive: Sensitive | None = Field(description="Secrets and personal data. Null: the file was not scanned.")
+    sensitive: Sensitive | None = Field(description="Secrets and personal data. Null if the file was not scanned.")
     origin: SkipValidation[Figures | None] = Field(
-        description="What the dataset was made of, and the request. Null: of an uploaded file."
+        description="The source of the dataset, and the request that made it. Null if the dataset is an uploaded file."
     )
     created_at: Unix
 
@@ -100,7 +101,7 @@ class DatasetObject(ResponseModel):
 
 class SplitList(ResponseModel):
     object: Literal["list"] = "list"
-    data: list[DatasetObject] = Field(description="In the order of the names of the splits.")
+    data: list[DatasetObject] = Field(description="The datasets of the splits, in the order of the splits' names.")
 
 
 class _WholeList(ResponseModel):

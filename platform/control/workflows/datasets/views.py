@@ -56,7 +56,7 @@ class DatasetView(OrganizationView):
 
 
 class DatasetErrorsView(OrganizationView):
-    """The bad lines, in the order of the file. `is_complete` is false if only the first ones were kept."""
+    """The bad lines, in the order of the file. `is_complete` is false if only the first bad lines were stored."""
 
     scope = "datasets"
 
@@ -87,7 +87,7 @@ class DatasetPreviewView(OrganizationView):
 
 
 class DatasetSplitsView(OrganizationView):
-    """Each split is a new file and its dataset. The rows are copied unchanged."""
+    """Creates a file and a dataset for each split. The rows are copied unchanged."""
 
     scope = "datasets"
 
@@ -98,7 +98,7 @@ class DatasetSplitsView(OrganizationView):
 
 
 class DatasetFilterView(OrganizationView):
-    """The rows that pass are copied unchanged to a new file, and become a dataset. `origin` has the conditions."""
+    """Copies the rows that pass to a new file, unchanged, and creates its dataset. `origin` has the conditions."""
 
     scope = "datasets"
 
@@ -108,8 +108,10 @@ class DatasetFilterView(OrganizationView):
 
 
 class DatasetMixView(OrganizationView):
-    """Rows of several datasets are copied unchanged to a new file. The request is kept in `origin.mix`: sent again, it
-    makes the same file."""
+    """Copies rows of several datasets, unchanged, to a new file, and creates its dataset.
+
+    `origin.mix` is the request. If it is sent again, it makes the same file.
+    """
 
     scope = "datasets"
 

@@ -22,13 +22,14 @@ class DistillationOptions(RequestModel):
     on_truncation: Annotated[str, OneOf(Batch.OnTruncation)] = Field(
         default=Batch.OnTruncation.KEEP.value,
         description="What happens to answers that reach the length limits of their rows. `keep`: training uses them "
-        "without an end. `drop`: training leaves them out. `continue`: they go on as one longer request would; those "
-        "that still have no end are kept.",
+        "without an end. `drop`: training leaves them out. `continue`: the model continues them as if the limit had "
+        "been higher; answers that still have no end are kept.",
     )
     max_continued_tokens: Annotated[int, IntRange(1, 1 << 24)] | None = Field(
         default=None,
-        description="The most tokens of a continued answer, including its reasoning trace. A row whose own limit is "
-        "higher keeps it. Null: as many as fit into the context. Only with `on_truncation: continue`.",
+        description="The maximum number of tokens of a continued answer, including its reasoning trace. A row with a "
+        "higher limit keeps its limit. Null means as many as fit into the context. Only with `on_truncation: "
+        "continue`.",
     )
 
     def check(self, param: str = "max_continued_tokens") -> None:
@@ -56,9 +57,9 @@ class DistillationObject(ResponseModel):
     object: Literal["distillation"] = "distillation"
     prompts_file: str
     duplicates: Duplicates | None = Field(
-        description="Equal and similar prompts of `prompts_file`. Null: the file could not be compared."
+        description="Equal and similar prompts of `prompts_file`. Null if the prompts could not be compared."
     )
-    batch_id: str = Field(description="The batch that does the work.")
+    batch_id: str = Field(description="The batch that answers the prompts.")
     model: str | None
     status: Annotated[str, OneOf(Batch.Status)] = Field(description="The status of the batch.")
     errors: LineErrors | None
@@ -67,8 +68,10 @@ class DistillationObject(ResponseModel):
     on_truncation: Annotated[str, OneOf(Batch.OnTruncation)]
     max_continued_tokens: int | None
     engine: EngineOptions
-    hardware: str | None = Field(description="The device that was asked for. Null: any.")
-    truncated: Truncated | None = Field(description="Null until the batch has ended.")
+    hardware: str | None = Field(description="The requested device. Null means any device.")
+    truncated: Truncated | None = Field(
+        description="The numbers of answers that reached a length limit. Null until the batch has ended."
+    )
     request_counts: RequestCounts
     usage: BatchUsage
     paused: SkipValidation[Paused | None]

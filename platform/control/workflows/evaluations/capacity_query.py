@@ -7,13 +7,14 @@ from control.workflows.evaluations.capacity import Load
 
 CAPACITY_QUERY = {
     "requests_per_second": "Required. The rate of requests that the devices have to answer.",
-    "output_tokens": "The mean number of tokens of an answer. The default is that of the evaluation.",
-    "input_tokens": "The mean number of tokens of a prompt. The plan is then marked as extrapolated, because the speed "
-    "is that with the prompts of the evaluation.",
+    "output_tokens": "The mean number of tokens of an answer. The default is the mean of the evaluation.",
+    "input_tokens": "The mean number of tokens of a prompt. If it is given, the plan is marked as extrapolated, "
+    "because the speed was measured with the prompts of the evaluation.",
     "concurrency": "One of the evaluated concurrencies. The default is the highest.",
-    "utilisation": "The part of the measured speed that is used. The default is 0.7.",
-    "device_kind": "Refused unless the evaluation ran on this kind of device.",
-    "price_per_device_hour": "US dollars. The default is the price of the evaluation.",
+    "utilisation": "The share of the measured speed that the plan expects of a device. The default is 0.7.",
+    "device_kind": "The kind of device, `cuda` or `cpu`. The request is refused if the evaluation ran on another kind.",
+    "price_per_device_hour": "The price of one hour of a device in US dollars. The default is the price of the "
+    "evaluation.",
 }
 _RANGES = {  # by parameter: the lowest and the highest value
     "requests_per_second": (1e-6, 1e9),

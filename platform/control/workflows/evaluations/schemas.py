@@ -24,12 +24,14 @@ class EvaluationOptions(RequestModel, strict=True):
     repeats: Annotated[int, Field(ge=1, le=10)] = 1
     price_per_gpu_hour: Annotated[float, Field(ge=0, le=100_000)] | None = None  # USD; None: the installation's price
     engine: EngineOptions | None = Field(
-        default=None, description="Give the options of the deployment that will serve the speculator."
+        default=None,
+        description="The engine's options. They should be those of the deployment that will serve the speculator.",
     )
     compare_with: list[str] = Field(
         default=[],
         max_length=MAX_FURTHER_ARMS,
-        description="Further arms: ids of speculators and base speculators for the same model, `suffix`, `ngram`.",
+        description="Further arms to compare: ids of speculators and base speculators for the same model, `suffix` or "
+        "`ngram`.",
     )
     hardware: Hardware = None
 
@@ -48,18 +50,20 @@ class EvaluationObject(ResponseModel):
     model: str
     prompts_file: str | None
     contamination: Overlap | None = Field(
-        description="Prompts on which the speculator was trained that are like those of `prompts_file`. Null: without "
-        "`prompts_file`, or if the training prompts are not known or deleted."
+        description="Training prompts of the speculator that are equal or similar to prompts of `prompts_file`. Null "
+        "without `prompts_file`, and if the training prompts are unknown or deleted."
     )
     concurrencies: SkipValidation[list[int]]
     max_tokens: SkipValidation[int | None]
     repeats: SkipValidation[int]
-    price_per_gpu_hour: SkipValidation[float | None] = Field(description="USD.")
+    price_per_gpu_hour: SkipValidation[float | None] = Field(
+        description="The price of one hour of a GPU in US dollars."
+    )
     engine: EngineOptions
-    hardware: str | None = Field(description="The device that was asked for. Null: any.")
+    hardware: str | None = Field(description="The requested device. Null means any device.")
     compare_with: SkipValidation[list[str]] = Field(
-        description="If it is not empty, the report has the figures of all arms in `arms`, and in `pairs` the ratio of "
-        "the speeds of each pair, with its interval."
+        description="The further arms of the evaluation. If there are any, the report has the figures of all arms in "
+        "`arms`. In `pairs`, it has the ratio of the speeds of each pair of arms, with a confidence interval."
     )
     job_id: str
     progress: Progress | None
@@ -68,7 +72,7 @@ class EvaluationObject(ResponseModel):
     )
     result: SkipValidation[Literal["equal", "equal_with_adapter", "different"] | None] = Field(
         description="The certificate's result. `equal_with_adapter`: the answers equal those of the model with the "
-        "speculator's own adapter, but not those of the model."
+        "speculator's own adapter, but not those of the model without an adapter."
     )
     report: SkipValidation[Figures | None] = Field(description="The report's `definitions` explain its figures.")
     error: SkipValidation[Figures | None]
@@ -108,7 +112,7 @@ class CertificateSignature(ResponseModel):
     algorithm: Literal["ed25519"]
     key_id: str = Field(description="The first 16 hexadecimal digits of SHA-256 over the public key's 32 bytes.")
     value: str = Field(
-        description="Base64 of the signature of the certificate without `signature`, in the form of RFC 8785."
+        description="The signature in Base64. It signs the certificate without `signature`, in the form of RFC 8785."
     )
 
 
@@ -125,23 +129,32 @@ class PublicKeyObject(ResponseModel):
     object: Literal["public_key"]
     algorithm: Literal["ed25519"]
     key_id: str
-    public_key: str = Field(description="PEM.")
+    public_key: str = Field(description="The public key in PEM format.")
 
 
 class CapacityArm(ResponseModel):
-    arm: Literal["plain", "speculative"] = Field(description="Without and with the speculator.")
-    tokens_per_second: float = Field(description="Of one device, as measured.")
-    requests_per_second_per_device: float = Field(description="At the stated utilisation.")
+    arm: Literal["plain", "speculative"] = Field(
+        description="`plain`: without the speculator. `speculative`: with the speculator."
+    )
+    tokens_per_second: float = Field(description="The measured speed of one device.")
+    requests_per_second_per_device: float = Field(
+        description="How many requests per second one device answers at the stated `utilisation`."
+    )
     devices: int
-    devices_low: int | None = Field(description="Null: the evaluation does not show how the speed varies.")
+    devices_low: int | None = Field(
+        description="The lower bound of `devices`. Null if the evaluation does not show how the speed varies."
+    )
     devices_high: int | None
-    cost_per_month: float | None = Field(description="US dollars. Null: without a price.")
+    cost_per_month: float | None = Field(description="US dollars. Null if there is no price.")
     cost_per_month_low: float | None
     cost_per_month_high: float | None
 
 
 class CapacityPlanObject(ResponseModel):
-    """The devices that a rate of requests needs, computed from the measured speeds of an evaluation, and not stored."""
+    """The devices that a rate of requests needs.
+
+    The plan is computed from the measured speeds of an evaluation. It is not stored.
+    """
 
     object: Literal["capacity_plan"] = "capacity_plan"
     evaluation_id: str
@@ -155,9 +168,12 @@ class CapacityPlanObject(ResponseModel):
     hours_per_month: int
     arms: list[CapacityArm]
     interval_from: Literal["pairs", "acceptance_length"] | None = Field(
-        description="The figure of the report whose 95 % interval gives the bounds of the speculative arm."
+        description="The figure of the report whose 95 % interval gives the bounds of the speculative arm. Null if "
+        "there is no interval."
     )
-    is_extrapolated: bool = Field(description="Whether something was not measured; see `extrapolated`.")
+    is_extrapolated: bool = Field(
+        description="Whether the plan is about requests that were not measured. `extrapolated` gives the reasons."
+    )
     extrapolated: list[str]
 
     @classmethod

@@ -163,12 +163,12 @@ class Turbo(ResponseModel):
     adapter_id: str | None = Field(description="The adapter that the job has trained on labels.")
     kind: SkipValidation[str] = Field(description="The kind of speculator, or `lora`.")
     hyperparameters: SkipValidation[Figures]
-    hardware: str | None = Field(description="The device that was asked for. Null: any.")
+    hardware: str | None = Field(description="The requested device. Null means any device.")
     progress: Figures | None
     waiting_for: _WaitingFor | None = Field(
         description=(
-            "Why the job does not run. `worker`: no worker is alive; `turn`: other jobs are before it; "
-            "`resume`, `spend_cap`: it is paused until it is resumed or the cap is lifted."
+            "Why the job does not run. `worker`: no worker is running. `turn`: other jobs come first. `resume`: the "
+            "job is paused until it is resumed. `spend_cap`: the job is paused by a cap."
         )
     )
     paused: SkipValidation[Paused | None]

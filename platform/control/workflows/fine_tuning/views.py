@@ -133,7 +133,7 @@ class FineTuningCheckpointAdapterView(OrganizationView):
         status=201,
     )
     def post(self, request: Request, job_id: str, checkpoint_id: str, body: CheckpointAdapterInput) -> AdapterObject:
-        """Only for jobs that train an adapter: a checkpoint of a speculator's training cannot be served."""
+        """Requires a job that trains an adapter, because a checkpoint of a speculator's training cannot be served."""
         job = fine_tuning_job_get(self.organization, job_id)
         checkpoint = checkpoint_get(job, checkpoint_id)
         return AdapterObject.of(checkpoint_adapter_create(job=job, checkpoint=checkpoint, name=body.name))

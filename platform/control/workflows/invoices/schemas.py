@@ -14,23 +14,24 @@ CURRENCY: Literal["usd"] = "usd"
 
 
 class InvoiceLineObject(ResponseModel):
-    project_id: str | None = Field(description="Null: usage of no project.")
+    project_id: str | None = Field(description="Null if the usage belongs to no project.")
     project_name: str | None
     object_kind: Annotated[str, OneOf(OBJECT_KINDS)]
-    model_id: str | None = Field(description="The base model of tokens. Null for device time.")
-    model_name: str | None = Field(description="Null also if the base model was deleted.")
-    device_kind: str | None = Field(description="The kind of device of device time. Null for tokens.")
+    model_id: str | None = Field(description="The base model whose tokens were used. Null for device time.")
+    model_name: str | None = Field(description="Null for device time, and if the base model was deleted.")
+    device_kind: str | None = Field(description="The kind of device whose time was used. Null for tokens.")
     used_in: str = Field(
-        description="The month of the usage, such as 2026-01. An earlier month than that of the invoice: the usage was "
-        "recorded after its own month was closed."
+        description="The month of the usage, such as 2026-01. It is earlier than the month of the invoice if the usage "
+        "was recorded after its own month was closed."
     )
     unit: Annotated[str, OneOf(UNITS.values())]
     quantity: str = Field(description="The number of units. Hours have up to six decimals.")
-    unit_price: str | None = Field(description="US dollars for one unit. Null: the unit had no price.")
-    amount: str = Field(description="US dollars with two decimals. Negative: a credit.")
+    unit_price: str | None = Field(description="US dollars for one unit. Null if the unit had no price.")
+    amount: str = Field(description="US dollars with two decimals. The amount of a credit is negative.")
     credit_reason: Annotated[str, OneOf(CreditReason)] | None = Field(
-        description="Why the cost of device time is given back: `gate_rejected`, the training of a speculator that did "
-        "not pass its gate; `attempt_failed`, an attempt that failed for reasons of the service. Null: usage."
+        description="Why the cost of device time is given back. `gate_rejected`: the time was used to train a "
+        "speculator that did not pass its gate. `attempt_failed`: the time was used by an attempt that failed for "
+        "reasons of the service. Null if the line is usage."
     )
 
     @classmethod

@@ -15,10 +15,10 @@ class InvoiceView(OrganizationView):
 
     @operation("invoices.retrieve", response=InvoiceObject)
     def get(self, request: Request, period: str) -> InvoiceObject:
-        """The invoice of a month (UTC) such as `2026-01`; that of the current month contains the usage so far.
+        """The invoice of a month (UTC) such as `2026-01`. The current month's invoice contains the usage so far.
 
-        There is one line for each project, kind of object, base model or kind of device, unit and price. The key of a
-        project gets the project's lines only.
+        There is one line for each combination of project, kind of object, base model or kind of device, unit and
+        price. A project's key gets only the lines of the project.
         """
         return InvoiceObject.of(invoice_of(self.organization, parse_invoice_month(period)))
 

@@ -13,7 +13,9 @@ class LineageNode(ResponseModel):
     type: Annotated[str, OneOf(KINDS)]
     id: str
     name: str | None
-    created_at: Unix | None = Field(description="Null if nothing but the id of the deleted object is known.")
+    created_at: Unix | None = Field(
+        description="When the object was created. Null if the object is deleted and only its id is known."
+    )
     deleted: bool
 
 

@@ -13,9 +13,9 @@ class LineageView(OrganizationView):
 
     @operation("lineage.retrieve", summary="Retrieve the lineage of an object", response=LineageObject)
     def get(self, request: Request, object_id: str) -> LineageObject:
-        """From which objects this object was made, and which were made from it, as one graph.
+        """A graph of the objects from which this object was made, and of the objects that were made from it.
 
         The object is a file, dataset, batch, distillation, pipeline, job, fine-tuning job, evaluation, speculator,
-        deployment or rollout. Deleted objects are marked, as far as their ids are known.
+        deployment or rollout. Deleted objects whose ids are known are marked.
         """
         return LineageObject.of(object_id, lineage_of(self.organization, object_id))

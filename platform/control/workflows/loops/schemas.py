@@ -18,64 +18,78 @@ DAY_SECONDS = 86_400
 
 
 class LoopTriggers(RequestModel):
-    """A round begins when one of them applies."""
+    """The conditions under which a round begins. One of them is enough."""
 
-    acceptance_drop: bool = Field(default=True, description="The acceptance length has dropped: one round per drop.")
+    acceptance_drop: bool = Field(
+        default=True,
+        description="Whether a round begins when the acceptance length has dropped. Each drop begins one round.",
+    )
     every_hours: Annotated[int, IntRange(1, 8_760)] | None = Field(
-        default=None, description="So many hours after the last round began, or after the loop was set."
+        default=None,
+        description="A round begins this number of hours after the last round began, or after the loop was set.",
     )
     new_requests: Annotated[int, IntRange(1, MAX_REQUESTS)] | None = Field(
-        default=None, description="So many requests were captured since the last round began, or the loop was set."
+        default=None,
+        description="A round begins when this number of requests has been captured since the last round began, or "
+        "since the loop was set.",
     )
 
 
 class LoopLimits(RequestModel):
     min_seconds_between_rounds: Annotated[int, IntRange(0, 366 * DAY_SECONDS)] = Field(
-        default=DAY_SECONDS, description="From the start of a round to the start of the next."
+        default=DAY_SECONDS, description="The minimum time from the start of a round to the start of the next round."
     )
     monthly_budget: Dollars | None = Field(
         default=None,
-        description="US dollars that the rounds which begin in one calendar month (UTC) may cost. When they are spent, "
-        "no round begins, and a running one is stopped.",
+        description="The limit in US dollars for the total cost of the rounds that begin in one calendar month (UTC). "
+        "When it is reached, no round begins, and a running round is stopped.",
     )
     max_rows: Annotated[int, IntRange(20, MAX_REQUESTS)] = Field(
-        default=5_000, description="The most captured requests that a round uses: the newest."
+        default=5_000,
+        description="The maximum number of captured requests that a round uses. It uses the newest requests.",
     )
 
 
 class LoopRecipe(RequestModel):
-    """How a round trains. The training continues from the speculator that serves, if it has the same kind."""
+    """How a round trains. If the present speculator has the same kind, the training continues from it."""
 
-    kind: str | None = Field(default=None, description="Null: the kind of the speculator that serves.")
+    kind: str | None = Field(
+        default=None, description="The kind of the new speculator. Null means the kind of the present speculator."
+    )
     seed: Annotated[int, IntRange(0, (1 << 32) - 1)] = 0
     max_seconds: Annotated[Number, Field(ge=0.1, le=2_592_000)] | None = Field(
-        default=None, description="The longest time of the training. Null: the default of the kind."
+        default=None, description="The longest time of the training. Null means the default of the kind."
     )
-    hyperparameters: dict[str, Any] = Field(default={}, description="Of the kind, as in `training` of a pipeline.")
+    hyperparameters: dict[str, Any] = Field(
+        default={}, description="Hyperparameters of the kind, as in `training` of a pipeline."
+    )
     min_rows: Annotated[int, IntRange(20, MAX_REQUESTS)] = Field(
         default=200,
-        description="The captured requests that a round waits for. After a drop, only those since it began count.",
+        description="The number of captured requests that a round waits for. After a drop of the acceptance length, "
+        "only requests since the beginning of the drop count.",
     )
     max_capture_seconds: Annotated[int, IntRange(60, 30 * DAY_SECONDS)] = Field(
-        default=7 * DAY_SECONDS, description="The longest time that a round waits for them."
+        default=7 * DAY_SECONDS, description="The longest time that a round waits for `min_rows` requests."
     )
     held_out: Annotated[int, IntRange(1)] | None = Field(
-        default=None, description="How many of the requests evaluate both speculators and train none."
+        default=None,
+        description="The number of captured requests on which both speculators are evaluated. They are left out of the "
+        "training.",
     )
     on_contamination: Annotated[str, OneOf(OnContamination)] = OnContamination.WARN.value
     evaluation: Evaluation = Evaluation()
 
 
 class LoopGate(Gate):
-    """The gate of a pipeline, and the gain over the speculator that serves."""
+    """The gate of a pipeline, and the minimum gain over the present speculator."""
 
     min_acceptance_gain: Annotated[Number, Field(ge=0, le=10)] = Field(
-        default=0.02, description="Relative gain of the acceptance length on the held-out requests."
+        default=0.02, description="The minimum relative gain of the acceptance length on the held-out requests."
     )
 
 
 class LoopRollout(RequestModel):
-    """The terms of the rollout, as those of `POST /v1/deployments/{deployment_id}/rollouts`."""
+    """The conditions of the rollout, as in `POST /v1/deployments/{deployment_id}/rollouts`."""
 
     share_percent: Annotated[int, IntRange(1, 50)] = 10
     min_requests: Annotated[int, IntRange(1, 1_000_000)] = 100
@@ -103,7 +117,7 @@ class LoopInput(RequestModel):
 
 
 class LoopUpdateInput(LoopInput):
-    """A parameter that is left out does not change. One that is given is replaced as a whole."""
+    """A parameter that is left out does not change. A given parameter is replaced as a whole."""
 
 
 class LoopLimitsShown(ResponseModel):
@@ -123,9 +137,11 @@ class LoopObject(ResponseModel):
     gate: LoopGate
     rollout: LoopRollout
     running_round_id: str | None
-    spent_this_month: Amount = Field(description="By the rounds that began in the present calendar month (UTC).")
+    spent_this_month: Amount = Field(
+        description="The cost of the rounds that began in the present calendar month (UTC)."
+    )
     blocked: SkipValidation[Failure | None] = Field(
-        description="Why no round began although a trigger applied. Null: nothing prevents a round."
+        description="Why no round began although a trigger applied. Null if nothing prevents a round."
     )
     created_at: Unix
 
@@ -151,10 +167,10 @@ class RoundFigures(ResponseModel):
 
 
 class RoundComparison(ResponseModel):
-    """Figures on the held-out requests, at the concurrency that the gate judged."""
+    """Figures of both speculators on the held-out requests, at the concurrency that the gate judged."""
 
     concurrency: int | None
-    old: RoundFigures | None = Field(description="Null: the deployment served without a speculator.")
+    old: RoundFigures | None = Field(description="Null if the deployment served without a speculator.")
     new: RoundFigures
 
 
@@ -174,13 +190,17 @@ class LoopRoundObject(ResponseModel):
     cost: Amount = Field(description="The cost so far: the tokens and device time of its pipeline and its canary.")
     previous_speculator_id: str | None = Field(description="The speculator that served when the training began.")
     speculator_id: str | None = Field(description="The new speculator.")
-    prompts_file: str | None = Field(description="The captured requests on which it is trained.")
-    held_out_file: str | None = Field(description="The captured requests on which both are evaluated.")
+    prompts_file: str | None = Field(description="The captured requests on which the new speculator is trained.")
+    held_out_file: str | None = Field(
+        description="The captured requests on which the old and the new speculator are evaluated."
+    )
     pipeline_id: str | None
     batch_id: str | None
     evaluation_id: str | None
     rollout_id: str | None
-    timeline: SkipValidation[list[RoundStep]] = Field(description="Each status that the round has had.")
+    timeline: SkipValidation[list[RoundStep]] = Field(
+        description="Each status of the round, with the time at which it began."
+    )
     created_at: Unix
     finished_at: Unix | None
 

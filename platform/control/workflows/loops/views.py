@@ -45,7 +45,7 @@ class LoopView(OneDeploymentView):
         tagged_by=LoopUpdateInput,
     )
     def patch(self, request: Request, deployment_id: str, body: LoopUpdateInput) -> LoopObject:
-        """With `enabled` of false, the running round is stopped, and no other begins."""
+        """If `enabled` is set to false, the running round is stopped, and no further round begins."""
         return LoopObject.of(update_from(loop_get(self.deployment(deployment_id)), body))
 
     @operation("deployments.loop.delete", summary="Delete a deployment's loop", response=Deleted)
@@ -65,7 +65,7 @@ class LoopRoundsView(OneDeploymentView):
         query=PAGING,
     )
     def get(self, request: Request, deployment_id: str) -> Response:
-        """Also those of a loop that was deleted."""
+        """Lists all rounds of the deployment, including the rounds of a deleted loop."""
         return paginate(rounds_list(self.deployment(deployment_id)), request, LoopRoundObject.of)
 
 

@@ -13,10 +13,10 @@ class OrganizationExportObject(ResponseModel):
     id: str
     object: Literal["organization_export"] = "organization_export"
     status: Annotated[str, OneOf(OrganizationExport.Status)]
-    size_bytes: int = Field(description="The size of the archive, as far as it is written.")
+    size_bytes: int = Field(description="The number of bytes of the archive that have been written.")
     created_at: Unix
     finished_at: Unix | None
-    expires_at: Unix = Field(description="When the archive is deleted, complete or not.")
+    expires_at: Unix = Field(description="When the archive is deleted, even if it is incomplete.")
 
     @classmethod
     def of(cls, export: OrganizationExport) -> Self:
@@ -31,7 +31,9 @@ class OrganizationDeletionObject(ResponseModel):
     organization_id: str
     object: Literal["organization_deletion"] = "organization_deletion"
     requested_at: Unix
-    erase_after: Unix = Field(description="Until then, an owner can cancel the deletion in the console.")
+    erase_after: Unix = Field(
+        description="When everything is deleted. Until then, an owner can cancel the deletion in the console."
+    )
 
     @classmethod
     def of(cls, organization: Organization) -> Self:

@@ -35,7 +35,7 @@ class OrganizationExportsView(OrganizationView):
 
     @operation("organization_exports.create", response=OrganizationExportObject, status=201)
     def post(self, request: Request) -> OrganizationExportObject:
-        """Begins to make an archive of everything that the organization has. There is one archive at a time."""
+        """Starts an archive of everything that the organization has. There is at most one archive at a time."""
         return OrganizationExportObject.of(organization_export_create(organization=self.organization))
 
 
@@ -49,7 +49,7 @@ class OrganizationExportView(OrganizationView):
 
     @operation("organization_exports.delete", response=Deleted)
     def delete(self, request: Request, export_id: str) -> Deleted:
-        """Ends an export and deletes its archive, complete or not."""
+        """Ends an export and deletes its archive, even if the archive is incomplete."""
         export = organization_export_get(self.organization, export_id)
         organization_export_delete(export=export)
         return Deleted(id=export.pk, object="organization_export")

@@ -26,7 +26,8 @@ class Training(RequestModel, strict=True, extra="allow"):
 
     kind: str = Field(
         default="medusa",
-        description="`auto` trains a speculator of each kind that often wins, and keeps the one that answers fastest.",
+        description="The kind of the speculator. `auto` trains a speculator of each kind that is often the fastest, "
+        "and keeps the one with which the model answers fastest.",
     )
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
     initial_speculator: str | None = None  # a speculator of the same kind and model, which training continues from
@@ -40,7 +41,7 @@ class Evaluation(RequestModel, strict=True):
         default=[],
         max_length=MAX_FURTHER_ARMS,
         description="Further arms of the evaluation: ids of speculators and base speculators for the same model, "
-        "`suffix`, `ngram`.",
+        "`suffix` or `ngram`.",
     )
 
 
@@ -48,22 +49,26 @@ class Gate(RequestModel, strict=True):
     min_speedup: Annotated[float, Field(ge=0)] = 1.0
     baseline: Literal["plain", "suffix"] = Field(
         default="plain",
-        description="What `min_speedup` compares with: plain decoding, or suffix decoding alone, without training.",
+        description="The decoding with which `min_speedup` compares the speculator: plain decoding, or suffix "
+        "decoding, which needs no training.",
     )
     min_acceptance_length: Annotated[float, Field(ge=0)] | None = None
     concurrency: Annotated[int, Field(ge=1, le=256)] | None = Field(
         default=None,
-        description="The evaluated concurrency at which speedup and acceptance length are judged. Null: at each.",
+        description="The evaluated concurrency at which speedup and acceptance length are judged. Null means every "
+        "evaluated concurrency.",
     )
     max_break_even_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="The number of answer tokens after which the time that the speculator saves must have made up for "
-        "the time of its creation, judged where the speedup is. A speculator that saves no time does not pass.",
+        description="The maximum number of answer tokens after which the speculator has saved as much time as its "
+        "creation took. It is judged at the same concurrency as the speedup. A speculator that saves no time does not "
+        "pass.",
     )
     outputs_equal: bool | Literal["model", "model_and_adapter"] = Field(
         default=True,
-        description="`model` or true: all answers must equal those of the model that you named. `model_and_adapter`: "
-        "those of the model with the speculator's own adapter, if its kind has one. false: they may differ.",
+        description="`model` or true: all answers must equal those of the requested model. `model_and_adapter`: all "
+        "answers must equal those of the model with the speculator's own adapter, if its kind has an adapter. false: "
+        "answers may differ.",
     )
 
 
@@ -105,7 +110,7 @@ class PipelineRequest(PipelineOptions):
 
 
 class PipelinePlan(ResponseModel):
-    """The engines of the stages. Null: the pipeline skips the stage."""
+    """The engines of the stages. A member is null if the pipeline skips the stage."""
 
     object: Literal["pipeline.plan"] = "pipeline.plan"
     distillation: EnginePlan | None
@@ -166,7 +171,7 @@ class SensitiveFiles(ResponseModel):
     """Secrets and personal data in the files of a pipeline."""
 
     prompts_file: Sensitive
-    held_out_file: Sensitive | None = Field(description="Null: the held-out prompts are part of `prompts_file`.")
+    held_out_file: Sensitive | None = Field(description="Null if the held-out prompts are part of `prompts_file`.")
 
     @classmethod
     def of(cls, reports: Mapping[str, Any] | None) -> Self | None:
@@ -186,10 +191,11 @@ class PipelineObject(ResponseModel):
         description="Rows of your `held_out_file` that are left out because their prompts are training prompts."
     )
     contamination: Contamination | None = Field(
-        description="Training prompts that are like held-out prompts. Null: the pipeline is older than the comparison."
+        description="Training prompts that are equal or similar to held-out prompts. Null for pipelines that were "
+        "created before prompts were compared."
     )
     sensitive: SensitiveFiles | None = Field(
-        description="Secrets and personal data in the files. Null: they were not scanned."
+        description="Secrets and personal data in the files. Null if they were not scanned."
     )
     distillation: SkipValidation[Figures | None] = Field(
         description="How the prompts are answered: `on_truncation`, `max_continued_tokens`."
@@ -197,7 +203,7 @@ class PipelineObject(ResponseModel):
     training: SkipValidation[Figures]
     evaluation: SkipValidation[Figures]
     engine: EngineOptions
-    hardware: str | None = Field(description="The device that was asked for, for all stages. Null: any.")
+    hardware: str | None = Field(description="The requested device of all stages. Null means any device.")
     gate: SkipValidation[Figures]
     deploy: bool
     stages: list[StageObject]
@@ -207,7 +213,7 @@ class PipelineObject(ResponseModel):
     quote_id: str | None = Field(description="The quote whose cap pauses the pipeline.")
     paused: SkipValidation[Paused | None] = Field(
         description="Why the endpoint waits or is stopped: the quote has reached its cap, or the endpoint could not be "
-        "started after the cap was raised. `stages` has the reason why the job of another stage is paused."
+        "started after the cap was raised. For paused jobs of other stages, `stages` has the reason."
     )
     cost: Amount = Field(
         description="The cost so far: the tokens of the batch, and the device time of the attempts that have ended, "

@@ -13,19 +13,21 @@ from control.workflows.prompt_files.sensitive_passes import RECOGNISERS
 
 class TwinLines(ResponseModel):
     line: int
-    other_line: int = Field(description="The line of the first prompt that is like it.")
+    other_line: int = Field(
+        description="The line of the first prompt that is equal or similar to the prompt in `line`."
+    )
 
 
 class TwinCount(ResponseModel):
     num_rows: int
-    examples: list[TwinLines] = Field(description="The first ten.")
+    examples: list[TwinLines] = Field(description="The first ten pairs of lines.")
 
 
 class Duplicates(ResponseModel):
     """Equal and similar prompts within one file. Of equal prompts, the first one is not counted."""
 
-    exact: TwinCount = Field(description="Prompts that equal an earlier one, apart from white space.")
-    near: TwinCount = Field(description="Further prompts that are similar to an earlier one.")
+    exact: TwinCount = Field(description="Prompts that equal another prompt except for white space.")
+    near: TwinCount = Field(description="Prompts that are not counted in `exact` and are similar to another prompt.")
 
     @classmethod
     def of(cls, report: Mapping[str, Any] | None) -> Self | None:
@@ -33,7 +35,10 @@ class Duplicates(ResponseModel):
 
 
 class Overlap(Duplicates):
-    """Training prompts that are like held-out prompts. `line` is in the training file, `other_line` held out."""
+    """Training prompts that are equal or similar to held-out prompts.
+
+    `line` is the line of the training prompt, and `other_line` is the line of the held-out prompt.
+    """
 
 
 class Contamination(Overlap):
@@ -45,7 +50,8 @@ OnSensitiveOption = Annotated[
     Annotated[str, OneOf(OnSensitive)] | None,
     Field(
         description="What happens to secrets and personal data in the file. `warn`: they are counted. `redact`: a new "
-        "file has placeholders in place of them. `refuse`: the request is refused. Null: the file is not scanned."
+        "file has placeholders in their place. `refuse`: the request is refused. Null means that the file is not "
+        "scanned."
     ),
 ]
 
@@ -54,7 +60,7 @@ class SensitiveKind(ResponseModel):
     kind: Annotated[str, OneOf(RECOGNISERS)]
     num_found: int
     num_rows: int
-    lines: list[int] = Field(description="The first ten lines.")
+    lines: list[int] = Field(description="The numbers of the first ten lines.")
 
 
 class Sensitive(ResponseModel):

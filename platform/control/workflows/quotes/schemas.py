@@ -24,13 +24,15 @@ class QuotedEvaluation(RequestModel):
     concurrencies: Annotated[list[Annotated[int, IntRange(1, 256)]], Field(min_length=1, max_length=8)] = [1]
     max_tokens: Annotated[int, IntRange(1)] | None = None
     held_out: Annotated[int, IntRange(1)] | None = Field(
-        default=None, description="The number of held-out prompts. Null: a tenth of the rows, as a pipeline holds out."
+        default=None, description="The number of held-out prompts. Null means a tenth of the rows, as in a pipeline."
     )
 
 
 class QuotedEndpoint(RequestModel):
     replicas: Annotated[int, IntRange(1, 1024)] = 1
-    hours: Annotated[int, IntRange(1, 744)] = Field(default=730, description="Hours of the first month.")
+    hours: Annotated[int, IntRange(1, 744)] = Field(
+        default=730, description="The number of hours that the endpoint runs in the first month."
+    )
 
 
 class QuotedPipeline(RequestModel):
@@ -38,7 +40,9 @@ class QuotedPipeline(RequestModel):
 
     training: QuotedTraining
     evaluation: QuotedEvaluation = QuotedEvaluation()
-    endpoint: QuotedEndpoint | None = Field(default=QuotedEndpoint(), description="Null: without an endpoint.")
+    endpoint: QuotedEndpoint | None = Field(
+        default=QuotedEndpoint(), description="Null means that the pipeline creates no endpoint."
+    )
 
 
 class QuoteInput(RequestModel):
@@ -46,15 +50,19 @@ class QuoteInput(RequestModel):
     basis: Annotated[str, OneOf(Quote.Basis)] = "pilot"
     cap: Annotated[
         Dollars | None,
-        Field(description="US dollars. What is created with the quote is paused when it has cost this in all."),
+        Field(
+            description="US dollars. The work that is created with the quote is paused when its total cost reaches "
+            "this amount."
+        ),
     ] = None
     pipeline: QuotedPipeline | None = Field(
-        default=None, description="Estimates a pipeline with the dataset's rows. Null: only a batch."
+        default=None,
+        description="Estimates a pipeline with the dataset's rows. Null means that only a batch is estimated.",
     )
 
 
 class QuoteUpdateInput(RequestModel):
-    cap: Dollars | None = Field(description="US dollars. Null: no cap.")
+    cap: Dollars | None = Field(description="US dollars. Null means that there is no cap.")
 
 
 class QuoteStage(ResponseModel):
@@ -68,8 +76,13 @@ class QuoteStage(ResponseModel):
     device_seconds: float
     device_seconds_high: float
     device_kind: str
-    price_per_device_hour: Amount | None = Field(description="Null: operators have set no price; device time is free.")
-    rests_on: list[str] = Field(description="The measurements, limits, plans and prices of which the line is made.")
+    price_per_device_hour: Amount | None = Field(
+        description="The price of one hour of a device. Null if the operators have set no price; device time is then "
+        "free."
+    )
+    rests_on: list[str] = Field(
+        description="The measurements, limits, plans and prices from which the line was computed."
+    )
 
     @classmethod
     def of(cls, stage: Figures) -> Self:
@@ -93,7 +106,7 @@ class QuoteObject(ResponseModel):
     """Estimates what a batch of the dataset's rows, or a pipeline with these rows, will cost.
 
     The bounds of a batch are a 95 % confidence interval. A quote from history has no bounds, because only sums over
-    earlier batches are stored. The bounds of a pipeline are the sums of those of its stages.
+    earlier batches are stored. The bounds of a pipeline are the sums of the bounds of its stages.
     """
 
     id: str
@@ -112,14 +125,15 @@ class QuoteObject(ResponseModel):
     cost: Amount | None
     cost_low: Amount | None
     cost_high: Amount | None
-    pipeline: SkipValidation[Figures | None] = Field(description="The request's pipeline.")
+    pipeline: SkipValidation[Figures | None] = Field(description="The pipeline of the request.")
     stages: list[QuoteStage] | None = Field(
-        description="The lines of a pipeline: its stages, and the endpoint. Null: a batch, or not ready."
+        description="One line for each stage of the pipeline, and one for the endpoint. Null for a batch, and until "
+        "the quote is ready."
     )
-    cap: Amount | None = Field(description="The limit of the total cost of what is created with the quote.")
+    cap: Amount | None = Field(description="The limit of the total cost of the work that is created with the quote.")
     spent: Amount = Field(
-        description="The total cost so far of what was created with the quote: tokens of batches, and device time of "
-        "pipelines and their endpoints, including running attempts. Credits are subtracted."
+        description="The total cost so far of the work that was created with the quote: tokens of batches, and device "
+        "time of pipelines and their endpoints, including running attempts. Credits are subtracted."
     )
     created_at: Unix
 

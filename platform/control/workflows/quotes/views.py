@@ -41,5 +41,5 @@ class QuoteView(OrganizationView):
 
     @operation("quotes.update", request=QuoteUpdateInput, response=QuoteObject)
     def patch(self, request: Request, quote_id: str, body: QuoteUpdateInput) -> QuoteObject:
-        """Changes the cap. What the old cap paused continues if the new cap is not reached."""
+        """Changes the cap. Work that the old cap paused continues if the new cap is not reached."""
         return QuoteObject.of(update_from(quote_get(self.organization, quote_id), body))

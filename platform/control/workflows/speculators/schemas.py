@@ -34,7 +34,8 @@ class SpeculatorObject(ResponseModel):
     kind: str
     model: str
     base_speculator_id: str | None = Field(
-        description="The base speculator that this row stands for. It has no training, no report and no export."
+        description="The base speculator that this speculator refers to. Such a speculator has no training, no report "
+        "and no export."
     )
     status: Literal["training", "ready", "failed"]
     target_revision: str

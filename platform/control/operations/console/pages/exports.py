@@ -50,7 +50,7 @@ class OrganizationExportAdmin(RowsAdmin):
         url = reverse("organization-export", args=[row.pk])
         return format_html('<a class="console-link" href="{}">{}.tar</a>', url, row.pk)
 
-    @service_action("Delete", "The archive is deleted, complete or not.", icon="delete", danger=True)
+    @service_action("Delete", "The archive is deleted, even if it is incomplete.", icon="delete", danger=True)
     def remove(self, row: OrganizationExport) -> str:
         organization_export_delete(export=row)
         return "The archive is being deleted."

@@ -27,5 +27,5 @@ def _one_of(names: str) -> str:
     for plural, singular in (("ies", "y"), ("ches", "ch"), ("s", "")):
         if names.endswith(plural):
             name = names.removesuffix(plural) + singular
-            return f"{'an' if name[0] in 'aeioA' else 'a'} {name}"
+            return f"{'an' if name[0] in 'aeiouA' else 'a'} {name}"
     raise ValueError(f"{names!r} is no plural")

@@ -4,17 +4,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional
 
 from engine.load import load_model
 from engine.models.base import Model
 from engine.models.rotary import tables_of
 from tests.engine.eagle3_reference import make_config, make_module, reference_layer
-from workers.training.data import IGNORED, Conversation
+from workers.training.data import IGNORED, Conversation, Corpus
 from workers.training.eagle3.data import make_batch
 from workers.training.eagle3.loss import step_loss
+from workers.training.eagle3.method import final_gain, initial_module
+from workers.training.eagle3.steps import step_anchors
 from workers.training.eagle3.unroll import Unroll
 from workers.training.hidden_states import compute_tap_rows
+from workers.training.preparation import Preparation
 
 # Loss
 
@@ -71,7 +76,8 @@ def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model) -
     batch = make_batch(rows, [0, 1], steps=2, draft_index=draft_index)
     tables = tables_of(config.layer_config(), config.head_dim, 64)
     with torch.no_grad():
-        first, second = Unroll(module, target.weights.embedding, tables).outputs(batch, 2)
+        unroll = Unroll(module, target.weights.embedding, tables)
+        first, second = unroll.outputs(batch, step_anchors(batch.anchors.shape[0], 2, 1.0, target.device))
     anchor = 0
     for each in conversations:
         tokens = [*each.prompt_token_ids, *each.completion_token_ids]
@@ -93,6 +99,62 @@ def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model) -
                 torch.testing.assert_close(second[anchor], expected_second[-1], rtol=1e-4, atol=1e-4)
             anchor += 1
     assert anchor == batch.labels.shape[0] == 6
+
+
+def test_steps_that_use_fewer_anchors_have_the_same_outputs_at_these_anchors(target: Model) -> None:
+    config = make_config(tap_layers=(1, 1, 2), fc_norm=True, norm_output=True)
+    module = make_module(config)
+    conversations = [conversation((5, 6, 7, 8), (9, 10, 11, 12, 13)), conversation((20, 21), (22, 23, 24))]
+    rows = compute_tap_rows(target, conversations, tap_layers=config.taps_of(2), file=None)
+    batch = make_batch(rows, [0, 1], steps=3, draft_index=torch.zeros(config.vocab_size + 1, dtype=torch.int64))
+    unroll = Unroll(module, target.weights.embedding, tables_of(config.layer_config(), config.head_dim, 64))
+    used = [torch.arange(6), torch.tensor([0, 2, 3, 5]), torch.tensor([2, 5])]
+
+    with torch.no_grad():
+        some = list(unroll.outputs(batch, used))
+        everywhere = list(unroll.outputs(batch, [torch.arange(6)] * 3))
+
+    for anchors, step, expected in zip(used, some, everywhere, strict=True):
+        torch.testing.assert_close(step, expected[anchors], rtol=1e-5, atol=1e-5)
+
+
+@given(num_anchors=st.integers(0, 3000), steps=st.integers(1, 8), share=st.floats(0.1, 1.0))
+def test_each_step_uses_a_shrinking_part_of_the_anchors_of_the_step_before_it(
+    num_anchors: int, steps: int, share: float
+) -> None:
+    anchors = step_anchors(num_anchors, steps, share, torch.device("cpu"))
+
+    assert anchors[0].tolist() == list(range(num_anchors))
+    for step, (before, after) in enumerate(zip(anchors, anchors[1:], strict=False), start=1):
+        assert set(after.tolist()) <= set(before.tolist())
+        assert after.tolist() == sorted(after.tolist())
+        # The fractional parts are spread so evenly that the count differs from the exact part by a few anchors only.
+        assert abs(len(after) - num_anchors * share**step) <= 10
+
+
+def test_a_new_drafter_has_the_targets_logits(target: Model, tmp_path: Path) -> None:
+    vocab = torch.arange(3, 203)
+    config = make_config(tap_layers=(0, 1, 2), fc_norm=True, norm_output=True, draft_vocab_size=200)
+    tokens = torch.tensor([5, 6, 7, 8, 9])
+    prompt = conversation((5, 6, 7, 8, 9), (10, 11))
+    preparation = Preparation(
+        model_dir=tmp_path,
+        target=target,
+        corpus=Corpus((prompt,), (prompt,), "", 0),
+        cache=tmp_path,
+        seed=0,
+        emit=lambda event: None,
+    )
+
+    module = initial_module(config, vocab, target.lm_head, final_gain(preparation), seed=0)
+
+    states = target.hidden_states(tokens, (0, 1, 2))
+    assert states.taps is not None
+    embeddings = target.weights.embedding[tokens].float()
+    with torch.no_grad():
+        features, _ = module.split(reference_layer(module, module.fuse(states.taps.float()), embeddings))
+        logits = features @ module.lm_head.weight.T
+    torch.testing.assert_close(logits, target.logits(states.final)[:, vocab], rtol=1e-3, atol=1e-3)
 
 
 def test_the_label_of_a_step_is_the_token_after_the_token_that_the_step_reads(target: Model) -> None:

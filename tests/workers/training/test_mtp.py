@@ -15,6 +15,7 @@ from tests.workers.support import Recorder
 from workers.hyperparameters.mtp import MtpHyperparameters
 from workers.training.data import Conversation, Corpus
 from workers.training.eagle3.data import make_batch
+from workers.training.eagle3.steps import step_anchors
 from workers.training.hidden_states import compute_tap_rows
 from workers.training.mtp.model import existing_module
 from workers.training.mtp.unroll import MtpUnroll
@@ -43,7 +44,9 @@ def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model, l
     rows = compute_tap_rows(target, CONVERSATIONS, tap_layers=(), file=None)
     batch = make_batch(rows, [0, 1], steps=2, draft_index=torch.arange(260))
     with torch.no_grad():
-        first, second = MtpUnroll(module, target.weights.embedding, module.rotary_tables(64)).outputs(batch, 2)
+        first, second = MtpUnroll(module, target.weights.embedding, module.rotary_tables(64)).outputs(
+            batch, step_anchors(batch.anchors.shape[0], 2, 1.0, target.device)
+        )
     anchor = 0
     for each in CONVERSATIONS:
         tokens = [*each.prompt_token_ids, *each.completion_token_ids]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoConfig
 
 from engine.drafters.eagle3 import Eagle3Drafter
@@ -23,6 +24,7 @@ from workers.training.preparation import Preparation, as_stored, in_bfloat16
 from workers.training.simulation import simulate
 
 _INITIAL_SCALE = 0.02  # standard deviation of the random initial matrices
+_GAIN_TOKENS = 64
 
 
 class Eagle3Method:
@@ -42,6 +44,7 @@ class Eagle3Method:
             draft_index=draft_indices(module.draft_vocab.to(device), config.vocab_size),
             parameters=parameters,
             bfloat16=in_bfloat16(parameters.loop.precision, device),
+            anchor_share=parameters.anchor_share,
         )
 
     @classmethod
@@ -57,7 +60,7 @@ class Eagle3Method:
         else:
             vocab = preparation.draft_vocab(parameters.draft_vocab_size, parameters.loop)
             config = _config(preparation, parameters, draft_vocab_size=vocab.shape[0])
-            module = initial_module(config, vocab, target.lm_head, seed=preparation.seed)
+            module = initial_module(config, vocab, target.lm_head, final_gain(preparation), seed=preparation.seed)
         taps = module.config.taps_of(target.config.num_layers)
         train, validation = preparation.tap_rows(taps, memory_bytes=parameters.loop.cache_memory_bytes)
         return cls(target, parameters, module, train=train, validation=validation)
@@ -110,17 +113,46 @@ def _config(preparation: Preparation, parameters: Eagle3Hyperparameters, *, draf
         norm_eps=target.norm_eps,
         max_positions=preparation.target.max_positions,
         rope_parameters=dict(published.rope_parameters),
-        tap_layers=default_taps(target.num_layers),
+        tap_layers=_taps(target.num_layers, parameters.loop.export_as),
         fc_norm=parameters.fc_norm,
         norm_output=parameters.norm_output,
         prompt_tokens=parameters.prompt_tokens,
     )
 
 
-def initial_module(config: Eagle3Config, draft_vocab: Tensor, lm_head: Tensor, *, seed: int) -> Eagle3:
-    """Returns a randomly initialized drafter. If the target has the same hidden size, its lm_head rows are copied.
+def _taps(num_layers: int, export_as: str | None) -> tuple[int, ...]:
+    """Returns the taps of a new drafter: an early and a middle layer, and the output of the last layer.
+
+    SGLang, which reads the format `specforge`, has no tap after the last layer.
+    """
+    early, middle, late = default_taps(num_layers)
+    return (early, middle, late if export_as == "specforge" else num_layers)
+
+
+def final_gain(preparation: Preparation) -> Tensor:
+    """Returns [H] float32, the factors of the norm after the target's last layer.
+
+    They are computed from hidden states, because each architecture stores this norm in its own way.
+    """
+    target = preparation.target
+    tokens = torch.tensor(preparation.conversations[0].prompt_token_ids[:_GAIN_TOKENS], device=target.device)
+    states = target.hidden_states(tokens, (target.config.num_layers,))
+    assert states.taps is not None  # because a tap was asked for
+    normed = functional.rms_norm(states.taps[:, 0].float(), (target.config.hidden_size,), eps=target.config.norm_eps)
+    return (states.final.float() * normed).sum(0) / normed.square().sum(0).clamp(min=1e-6)
+
+
+def initial_module(
+    config: Eagle3Config, draft_vocab: Tensor, lm_head: Tensor, final_gain: Tensor, *, seed: int
+) -> Eagle3:
+    """Returns a new drafter, which copies its prediction from the target.
+
+    The layer adds zero to its input, which is the last tap, and the last norm and lm_head are those of the target. If
+    the last tap is the output of the target's last layer, the drafter therefore begins with the target's logits for the
+    token before the token to be drafted. All other matrices are random.
 
     lm_head: [V, H], of the target.
+    final_gain: [H], the factors of the target's last norm.
     """
     module = Eagle3(config, draft_vocab)
     generator = torch.Generator().manual_seed(seed)
@@ -128,6 +160,10 @@ def initial_module(config: Eagle3Config, draft_vocab: Tensor, lm_head: Tensor, *
         for parameter in module.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(std=_INITIAL_SCALE, generator=generator)
-        if lm_head.shape[1] == config.hidden_size:
-            module.lm_head.weight.copy_(lm_head[draft_vocab.to(lm_head.device)].float())
+        module.lm_head.weight.copy_(lm_head[draft_vocab.to(lm_head.device)].float())
+        module.norm.weight.copy_(final_gain)
+        module.fc.weight.zero_()
+        module.fc.weight[:, -config.target_hidden_size :].fill_diagonal_(1.0)
+        module.layer.self_attn.o_proj.weight.zero_()
+        module.layer.mlp.down_proj.weight.zero_()
     return module

@@ -1,8 +1,11 @@
 """The loss of EAGLE-3 and MTP drafters. They are unrolled in training: each step reads the output of the step before.
 
-    loss = sum_s step_decay**s * loss_s        loss_s: the mean of step s over anchors, see loss.py
+    loss = sum_s step_decay**s * loss_s        loss_s: the mean of step s over its anchors, see loss.py
 
-Shape letters: A anchors, H the drafter's and Ht the target's hidden size, V the target's and Vd the draft vocabulary.
+Step s uses about the part anchor_share**s of the anchors, so that deep steps, which are reached rarely in serving, cost
+little training time (conditional drop: P-EAGLE, arXiv:2602.01469).
+
+Shape letters: A anchors, As the anchors of step s, H the drafter's and Ht the target's hidden size, V the target's and Vd the draft vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +24,23 @@ from workers.training.figures import Sums, batches_of
 from workers.training.hidden_states import TapRows
 from workers.training.loop import BatchLoss
 
+_GOLDEN_RATIO = (1 + 5**0.5) / 2
+
 
 class Unrolled(Protocol):
-    def outputs(self, batch: Eagle3Batch, steps: int) -> Iterator[Tensor]:
-        """Yields for each step the inputs of lm_head, [A, H]."""
+    def outputs(self, batch: Eagle3Batch, step_anchors: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yields for each step the inputs of lm_head, [As, H]. step_anchors: the result of `step_anchors`."""
         ...
+
+
+def step_anchors(num_anchors: int, steps: int, share: float, device: torch.device) -> list[Tensor]:
+    """Returns the indices of each step's anchors, [As] int64, ascending. Each step uses a subset of the step before it.
+
+    The anchors of a step are spread evenly over the batch: an anchor belongs to step s if the fractional part of its
+    index times the golden ratio is below share**s.
+    """
+    fractions = torch.arange(num_anchors, dtype=torch.float64).mul(_GOLDEN_RATIO).frac()
+    return [(fractions < share**step).nonzero().flatten().to(device) for step in range(steps)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +51,7 @@ class UnrolledLoss:
     lm_head: [Vd, H]. The drafter's lm_head; gets a gradient if it requires one.
     target_head: [Vd, Ht] float32. The target's lm_head rows of the draft vocabulary.
     draft_index: [V + 1] int64, from `workers.training.data.draft_indices`.
+    anchor_share: see `step_anchors`.
     """
 
     unroll: Unrolled
@@ -44,6 +60,7 @@ class UnrolledLoss:
     draft_index: Tensor
     parameters: Eagle3Hyperparameters | MtpHyperparameters
     bfloat16: bool
+    anchor_share: float = 1.0
 
     def batch_loss(self, rows: TapRows, conversations: Sequence[int]) -> BatchLoss:
         losses, sums = self._steps(rows, conversations)
@@ -59,14 +76,17 @@ class UnrolledLoss:
 
     def _steps(self, rows: TapRows, conversations: Sequence[int]) -> tuple[list[Tensor], list[Sums]]:
         steps = self.parameters.steps
-        # Validation reports only the cross entropy of the labels.
-        soft_weight = self.parameters.soft_target_weight if torch.is_grad_enabled() else 0.0
+        # Validation reports only the cross entropy of the labels, of all anchors.
+        is_training = torch.is_grad_enabled()
+        soft_weight = self.parameters.soft_target_weight if is_training else 0.0
         batch = make_batch(rows, conversations, steps=steps, draft_index=self.draft_index)
         target = functional.linear(batch.hidden, self.target_head).softmax(-1) if soft_weight > 0.0 else None
+        share = self.anchor_share if is_training else 1.0
+        anchors = step_anchors(batch.anchors.shape[0], steps, share, self.draft_index.device)
         losses, sums = [], []
         with torch.autocast(self.draft_index.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
-            for step, features in enumerate(self.unroll.outputs(batch, steps)):
-                labels, target_rows = batch.labels[:, step], batch.target_rows[:, step]
+            for step, features in enumerate(self.unroll.outputs(batch, anchors)):
+                labels, target_rows = batch.labels[anchors[step], step], batch.target_rows[anchors[step], step]
                 loss, step_sums = step_loss(features.float(), self.lm_head, labels, target, target_rows, soft_weight)
                 losses.append(loss)
                 sums.append(step_sums)

@@ -8,7 +8,7 @@ data.py defines most shape letters. In addition, Hq and Hkv are the numbers of q
 Hq / Hkv, D the head size, and s the current step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ class Unroll:
         self._embedding = embedding
         self._cosines, self._sines = tables
 
-    def outputs(self, batch: Eagle3Batch, steps: int) -> Iterator[Tensor]:
-        """Yields the inputs of lm_head [A, H] for each step."""
+    def outputs(self, batch: Eagle3Batch, step_anchors: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yields for each step the inputs of lm_head, [As, H]. step_anchors: see `step_anchors` in steps.py."""
         module, attention = self._module, self._module.layer.self_attn
         residual, x = module.read(module.fuse(batch.taps), self._embed(batch.tokens))
         keys, values = self._heads(attention.k_proj(x)), self._heads(attention.v_proj(x))  # [R, Hkv, D]
@@ -35,14 +35,17 @@ class Unroll:
         prefix = Prefix(keys[batch.keys], values[batch.keys], batch.num_keys)
         added: list[tuple[Tensor, Tensor]] = []
         fed_back = residual
-        for step in range(steps):
-            positions = batch.positions[batch.anchors] + step
+        for step, anchors in enumerate(step_anchors):
+            positions = batch.positions[batch.anchors[anchors]] + step
             if step:
-                residual, x = module.read(fed_back, self._embed(batch.input_tokens[:, step]))
+                used = torch.searchsorted(step_anchors[step - 1], anchors)
+                added = [(key[used], value[used]) for key, value in added]
+                residual, x = module.read(fed_back[used], self._embed(batch.input_tokens[anchors, step]))
                 key = self._rotate(self._heads(attention.k_proj(x)), positions)
                 added.append((key, self._heads(attention.v_proj(x))))
             query = self._rotate(self._heads(attention.q_proj(x)), positions)
-            features, fed_back = module.split(module.finish(residual, prefix.attend(query, added, batch.grid_index)))
+            attended = prefix.attend(query, added, batch.grid_index[anchors])
+            features, fed_back = module.split(module.finish(residual, attended))
             yield features
 
     def _embed(self, tokens: Tensor) -> Tensor:

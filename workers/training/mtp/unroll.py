@@ -7,8 +7,9 @@ letters are those of workers/training/eagle3/unroll.py.
 Source: FastMTP, arXiv:2509.18362 (weights shared by all steps).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from engine.drafters.mtp_model import Mtp
@@ -24,8 +25,12 @@ class MtpUnroll:
         self._embedding = embedding
         self._cosines, self._sines = tables
 
-    def outputs(self, batch: Eagle3Batch, steps: int) -> Iterator[Tensor]:
-        """Yields the inputs of lm_head [A, H] for each step. `batch.taps` [R, 1, H] are final hidden states."""
+    def outputs(self, batch: Eagle3Batch, step_anchors: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yields for each step the inputs of lm_head, [As, H].
+
+        batch: `batch.taps` [R, 1, H] are final hidden states.
+        step_anchors: see `step_anchors` in workers/training/eagle3/steps.py.
+        """
         layer, attention = self._layer, self._layer.self_attn
         residual = layer.read(batch.taps[:, 0], self._embed(batch.tokens))
         x = layer.input_layernorm(residual)
@@ -35,15 +40,17 @@ class MtpUnroll:
         residual, x = residual[batch.anchors], x[batch.anchors]
         added: list[tuple[Tensor, Tensor]] = []
         output = residual
-        for step in range(steps):
-            positions = batch.positions[batch.anchors] + step
+        for step, anchors in enumerate(step_anchors):
+            positions = batch.positions[batch.anchors[anchors]] + step
             if step:
-                residual = layer.read(output, self._embed(batch.input_tokens[:, step]))
+                used = torch.searchsorted(step_anchors[step - 1], anchors)
+                added = [(key[used], value[used]) for key, value in added]
+                residual = layer.read(output[used], self._embed(batch.input_tokens[anchors, step]))
                 x = layer.input_layernorm(residual)
                 key, value = attention.keys_values(x)
                 added.append((self._rotate(key, positions), value))
             query = self._rotate(attention.query(x), positions)
-            output = layer.finish(residual, attention.o_proj(prefix.attend(query, added, batch.grid_index)))
+            output = layer.finish(residual, attention.o_proj(prefix.attend(query, added, batch.grid_index[anchors])))
             yield output
 
     def _embed(self, tokens: Tensor) -> Tensor:

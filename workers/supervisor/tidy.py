@@ -8,6 +8,7 @@ from control.core.storage.backends import get_storage
 from control.models.adapters.services import CONFIG, WEIGHTS
 from control.models.catalog.models import Speculator
 from control.queue.jobs.models import Job
+from control.queue.jobs.protocol import is_understood
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.services import evaluation_rows_key
 from control.workflows.fine_tuning.selectors import trains_adapter
@@ -20,7 +21,7 @@ def jobs_tidy() -> int:
 
     The job's row is changed after its objects are deleted, so a crash between the two steps only repeats the deletion.
     """
-    untidy = Job.objects.filter(has_stored_work=True, finished_at__isnull=False)
+    untidy = Job.objects.filter(is_understood(), has_stored_work=True, finished_at__isnull=False)
     jobs = list(untidy.order_by("finished_at")[:JOBS_A_ROUND])
     for job in jobs:
         _delete_work(job)

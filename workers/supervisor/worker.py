@@ -29,6 +29,7 @@ from control.queue.devices.services import devices_register, devices_renew, devi
 from control.queue.jobs.chores import chores_claim
 from control.queue.jobs.config import get_job_config
 from control.queue.jobs.models import Job
+from control.queue.jobs.protocol import jobs_unhold
 from control.queue.jobs.selectors import jobs_to_cancel
 from control.queue.jobs.services import job_claim, job_claim_next, reconcile, worker_beat, worker_leave
 from control.queue.jobs.state import Claim
@@ -76,6 +77,7 @@ HANDLERS: dict[str, Handler] = {
 # task's period, as a multiple of `reconcile_seconds`: 1 for tasks for which customers wait, more for the deletion of
 # old data.
 CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
+    "start held jobs": (1, jobs_unhold),
     "repeat wake-ups": (1, reconcile),
     "advance pipelines": (1, pipelines_reconcile),
     "review paused batches": (1, batches_review),

@@ -22,6 +22,7 @@ class Blocked(ResponseModel):
     `devices_quota_exceeded`: the organization holds as many devices as it may; the message says what holds them.
     `no_free_device`: jobs or other endpoints hold all devices that fit the replica; a job that only has to wait for
     others is not blocked.
+    `workers_upgrading`: workers of an older release, which cannot run the job, are still running.
     """
 
     code: str

@@ -24,6 +24,7 @@ from control.models.catalog.models import BaseModel
 from control.models.catalog.selectors import base_model_get
 from control.queue.jobs.checkpoints import checkpoint_folder
 from control.queue.jobs.models import Job, JobEvent
+from control.queue.jobs.protocol import LABELS_AND_HARDWARE
 from control.queue.jobs.services import job_submit, queued_quota_check
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
@@ -75,7 +76,13 @@ def adapter_training_start(*, organization: Organization, request: JobInput) -> 
     }
     memory_needed = training_memory_needed(base_model)
     with change():
-        job = job_submit(organization=organization, kind=Job.Kind.TRAINING, params=params, memory_needed=memory_needed)
+        job = job_submit(
+            organization=organization,
+            kind=Job.Kind.TRAINING,
+            params=params,
+            memory_needed=memory_needed,
+            min_protocol=LABELS_AND_HARDWARE,
+        )
         row = FineTuningJob.objects.create(
             id=identity,
             organization=organization,

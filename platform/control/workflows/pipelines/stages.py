@@ -255,7 +255,7 @@ def _deploy(pipeline: Pipeline) -> bool:
 
 def _waits_at_cap(pipeline: Pipeline) -> bool:
     """Records why the endpoint is not created yet, if the quote has reached its cap. A later call creates it."""
-    reached = quote_cap_reached(pipeline.quote)
+    reached = quote_cap_reached(pipeline.quote_id)
     reason = None if reached is None else reached.as_reason()
     if reason != pipeline.paused:
         Pipeline.objects.filter(pk=pipeline.pk, status=Status.DEPLOYING, deployment=None).update(paused=reason)

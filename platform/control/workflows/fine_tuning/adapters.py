@@ -70,18 +70,14 @@ def adapter_training_start(*, organization: Organization, request: JobInput) -> 
     if request.validation_file is not None:
         validation_file = _labelled(organization, request.validation_file, "validation_file")
     identity, seed = fine_tuning_job_id(), request.seed or 0
-    params = {
-        "method": LORA,
-        "fine_tuning_job_id": identity,
-        "hyperparameters": worker_hyperparameters(hyperparameters),
-        "seed": seed,
-    }
+    chosen = worker_hyperparameters(hyperparameters)
+    params = {"method": LORA, "fine_tuning_job_id": identity, "hyperparameters": chosen, "seed": seed}
     with change():
         job = job_submit(
             organization=organization,
             kind=Job.Kind.TRAINING,
             params=params,
-            memory_needed=fine_tuning_memory_needed(base_model, rank=_rank(params["hyperparameters"])),
+            memory_needed=fine_tuning_memory_needed(base_model, rank=_rank(chosen)),
             min_protocol=LABELS_AND_HARDWARE,
         )
         row = FineTuningJob.objects.create(

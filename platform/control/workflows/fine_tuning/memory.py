@@ -54,13 +54,15 @@ def fine_tuning_memory_needed(base_model: BaseModel, *, rank: int) -> dict[str, 
 def _on(device: DeviceKind, base_model: BaseModel, rank: int) -> FineTuningDevicePlan:
     sizes, memory_bytes = _sizes(base_model), device.memory_bytes
     parts = None if sizes is None else fine_tuning_parts(sizes, rank=rank, device=device.name)
-    is_known = parts is not None and memory_bytes is not None
+    fits = max_rank = None
+    if parts is not None and memory_bytes is not None:
+        fits, max_rank = parts.total <= memory_bytes, _max_rank(parts, memory_bytes, rank)
     return FineTuningDevicePlan(
         device_kind=device.name,
-        fits=parts.total <= memory_bytes if is_known else None,
+        fits=fits,
         memory_bytes=memory_bytes,
         parts=None if parts is None else FineTuningMemory.from_row(parts),
-        max_lora_rank=_max_rank(parts, memory_bytes, rank) if is_known else None,
+        max_lora_rank=max_rank,
     )
 
 

@@ -92,7 +92,7 @@ def trusting(certificate: str) -> ssl.SSLContext:
     if certificate:
         try:
             context.load_verify_locations(cadata=certificate)
-        except (ssl.SSLError, ValueError) as error:  # ValueError: it has other characters than ASCII
+        except (ssl.SSLError, ValueError, TypeError) as error:  # TypeError: it has other characters than ASCII
             raise httpx2.ConnectError(f"the engine's certificate is damaged: {error}") from error
     return context
 

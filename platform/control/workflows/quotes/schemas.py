@@ -7,9 +7,8 @@ from pydantic import Field, SkipValidation
 from control.billing.spending.schemas import Dollars
 from control.billing.usage.schemas import Amount
 from control.core.api.schemas import Figures, IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
-from control.models.engines.schemas import Hardware
+from control.models.engines.schemas import MAX_FURTHER_ARMS, Hardware
 from control.workflows.batches.caps import quote_spent_nanousd
-from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
 from control.workflows.quotes.models import Quote
 from control.workflows.quotes.stages import STAGES
 from workers.kinds import REQUESTED_KINDS

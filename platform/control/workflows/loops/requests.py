@@ -7,9 +7,9 @@ from control.core.api.errors import ApiError
 from control.core.api.forms import ConsoleForm, name_choices
 from control.models.catalog.hyperparameters import hyperparameters_check
 from control.models.catalog.models import Speculator
+from control.models.engines.schemas import MAX_FURTHER_ARMS
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import deployment_get
-from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
 from control.workflows.loops.models import Loop
 from control.workflows.loops.schemas import LoopGate, LoopInput, LoopLimits, LoopRecipe, LoopUpdateInput
 from control.workflows.loops.services import loop_set, loop_update

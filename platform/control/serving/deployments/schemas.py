@@ -8,6 +8,7 @@ from pydantic import Field, SkipValidation
 from control.core.api.schemas import Failure, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.models.engines.schemas import EngineOptions, Hardware, ValidateOnly
 from control.queue.jobs.schemas import Blocked
+from control.serving.acceptance.options import AlarmOptions, alarm_of
 from control.serving.acceptance.schemas import DeploymentAcceptance
 from control.serving.deployments.figures import PeriodFigures
 from control.serving.deployments.models import Deployment, Replica
@@ -34,6 +35,7 @@ class DeploymentOptions(RequestModel):
     engine: EngineOptions = EngineOptions()
     replicas: NumReplicas = Field(default=1, description=_REPLICAS)
     scaling: ScalingOptions = ScalingOptions()
+    acceptance_alarm: AlarmOptions = AlarmOptions()
     hardware: Hardware = None
 
 
@@ -50,6 +52,7 @@ class DeploymentUpdateInput(RequestModel):
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
     replicas: NumReplicas = Field(default=1, description=_REPLICAS)
     scaling: ScalingOptions = ScalingOptions()
+    acceptance_alarm: AlarmOptions = AlarmOptions()
 
 
 class ServedAdapter(ResponseModel):
@@ -71,6 +74,7 @@ class DeploymentObject(ResponseModel):
     replicas: int = Field(description=_REPLICAS)
     ready_replicas: int = Field(description="How many replicas are ready now. A sleeping one is not.")
     scaling: ScalingOptions
+    acceptance_alarm: AlarmOptions
     acceptance: DeploymentAcceptance | None = Field(
         description="Whether the acceptance length has dropped. Null: no speculator, or not watched yet."
     )
@@ -101,6 +105,7 @@ class DeploymentObject(ResponseModel):
             replicas=deployment.num_replicas,
             ready_replicas=len(ready),
             scaling=scaling_of(deployment),
+            acceptance_alarm=alarm_of(deployment),
             acceptance=DeploymentAcceptance.of(deployment),
             blocked=blocked_of(deployment),
         )

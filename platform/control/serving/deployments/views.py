@@ -74,7 +74,7 @@ class DeploymentView(OneDeploymentView):
         """Replaces the speculator or the list of adapters. With a `speculator_id` of null, there is no speculator.
 
         The endpoint finishes its requests and restarts, one replica after another. It does not restart when only
-        `remember_answers`, `replicas` or `scaling` changes.
+        `remember_answers`, `replicas`, `scaling` or `acceptance_alarm` changes.
         """
         update_from(self.deployment(deployment_id), body)
         return DeploymentObject.of(self.deployment(deployment_id))

@@ -74,7 +74,7 @@ def test_the_terms_of_the_rollout_include_its_mode_and_alpha(client: Client, dep
     body = {"mode": "shadow", "alpha": 0.2, "min_requests": 10}
     shown = put(client, deployment, rollout=body).json()["rollout"]
     assert (shown["mode"], shown["alpha"]) == ("shadow", 0.2)
-    advance_to("rolling_out", begin(deployment))
+    advance_to("rolling_out", begin(deployment, rollout=body))
     rollout = Rollout.objects.get()
     assert (rollout.mode, rollout.alpha, rollout.min_requests) == ("shadow", 0.2, 10)
 

@@ -94,6 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ModelNotFoundError, StackError, SlipstreamError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped; nothing is left running", file=sys.stderr)
+        return 130
     judged = verdicts(day)
     draw(day, args.folder / "day.png")
     print(report(day, judged))

@@ -34,7 +34,7 @@ SCALING: Mapping[str, Any] = {
     "max_replicas": 2,
     "target_concurrency": 3,
     "scale_up_seconds": 2,
-    "scale_down_seconds": 20,
+    "scale_down_seconds": 60,
     "scale_to_zero_seconds": 25,
 }
 ALARM: Mapping[str, Any] = {"reference_minutes": 3}
@@ -62,7 +62,7 @@ class Plan:
     num_streams: int = NUM_STREAMS
     max_tokens: int = 64
     per_minute: float = 9.0  # streams in the morning and after the shift
-    concurrency: int = 4  # in the trials of both rollouts
+    concurrency: int = 4  # of open streams, except in the rush
     rush_concurrency: int = 8
 
     def __post_init__(self) -> None:

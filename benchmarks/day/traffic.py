@@ -13,7 +13,7 @@ _POLL_SECONDS = 0.5
 
 
 class Traffic:
-    """Args: record: is called with each stream that has ended, in any thread."""
+    """`sent` has all requests that were sent, and `ended` their streams in the order of their ends."""
 
     def __init__(self, client: Client, plan: Plan, requests: Mapping[str, Iterator[Request]]) -> None:
         self.sent: list[Request] = []
@@ -53,12 +53,14 @@ class Traffic:
 
     def paced(self, phase: str, domain: str, *, until: Callable[[], bool]) -> bool:
         """Sends streams at the plan's pace until `until()` is true or the phase has no streams left. Returns whether it
-        became true."""
+        became true. If the deployment is too slow for the pace, a stream waits until fewer than `concurrency` are open.
+        """
         running, due, has_come = list[Future[None]](), time.monotonic(), until()
         while self.remaining(phase) and not has_come:
-            if time.monotonic() >= due:
+            running = [stream for stream in running if not stream.done()]
+            if time.monotonic() >= due and len(running) < self._plan.concurrency:
                 running.append(self.send(phase, domain))
-                due += 60.0 / self._plan.per_minute
+                due = time.monotonic() + 60.0 / self._plan.per_minute
             time.sleep(_POLL_SECONDS)
             has_come = until()
         _wait(running)

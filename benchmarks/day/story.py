@@ -81,7 +81,7 @@ class Story:
         with self._step("shadow"):
             self._shadow()
         with self._step("evening"):
-            self._wait(lambda: self._deployment().state in ("ready", "sleeping"), _REPLICA_SECONDS)
+            self._wait(self._is_up, _REPLICA_SECONDS)
             self._traffic.keep_open("evening", AFTERNOON, concurrency=self._plan.concurrency)
 
     def _deploy(self) -> None:
@@ -128,6 +128,7 @@ class Story:
             until=lambda: self._rollout(rollout_id).status != "canary",
         )
         self._wait(lambda: (now := self._round()) is None or now.is_final, _ROLLOUT_SECONDS)
+        self._client.loops.update(self._deployment_id, enabled=False)  # also ends a round that is still undecided
 
     def _shadow(self) -> None:
         """Rolls out the serving speculator with noise for weights."""
@@ -137,6 +138,7 @@ class Story:
         good = self._client.files.download(exported.id, self._folder / "good.zip")
         uploaded = self._client.files.upload(spoil(good, self._folder / "worse.zip"))
         worse = self._client.speculators.import_(file_id=uploaded.id, format="medusa", model=MODEL_NAME, name="worse")
+        self._wait(self._is_up, _REPLICA_SECONDS)
         rollout = self._client.rollouts.create(self._deployment_id, speculator_id=worse.id, **SHADOW)
         self._wait(lambda: self._rollout(rollout.id).status != "starting", _ROLLOUT_SECONDS)
         self._traffic.keep_open(
@@ -187,6 +189,9 @@ class Story:
 
     def _deployment(self) -> Deployment:
         return self._client.deployments.retrieve(self._deployment_id)
+
+    def _is_up(self) -> bool:
+        return self._deployment().state in ("ready", "sleeping")
 
     def _alarm(self) -> str | None:
         return (self._deployment().acceptance or {}).get("state")

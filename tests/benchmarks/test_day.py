@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -14,8 +15,10 @@ from benchmarks.day.__main__ import main, report
 from benchmarks.day.drawing import cost_over_time, draw, tokens_by_bucket
 from benchmarks.day.plan import AFTERNOON, MIN_STREAMS, MORNING, Plan
 from benchmarks.day.records import Answer, Day, Sample, Stream, mean_acceptance
+from benchmarks.day.traffic import Traffic
 from benchmarks.day.verdicts import verdicts
 from benchmarks.day.worse import spoil
+from slipstream import Client
 
 START = 1_000_000.0
 STEPS = ("first speculator", "rush", "morning", "idle", "wake", "shift", "round", "canary", "shadow", "evening")
@@ -266,6 +269,59 @@ def test_requests_are_distinct_and_greedy_and_none_trains_the_first_speculator()
     assert len(set(contents)) == len({request.name for request in made}) == 60
     assert all(request.body["temperature"] == 0 and request.body["return_token_ids"] for request in made)
     assert not {request.body["messages"][0]["content"] for request in plan.distilled()} & set(contents)
+
+
+def traffic_of(*bodies: bytes) -> tuple[Traffic, list[httpx2.Request]]:
+    """Returns the traffic to a service that gives these answers, one for each request, and the requests."""
+    seen: list[httpx2.Request] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        return httpx2.Response(200, content=bodies[len(seen) - 1], headers={"Content-Type": "text/event-stream"})
+
+    client = Client("http://day.invalid/v1", "sk_live_test", transport=httpx2.MockTransport(answer))
+    plan = Plan(num_streams=MIN_STREAMS)
+    return Traffic(client, plan, {MORNING: plan.requests(MORNING)}), seen
+
+
+def events(*choices: dict[str, Any], is_whole: bool = True) -> bytes:
+    pieces: list[dict[str, Any]] = [{"id": "chatcmpl-1", "model": "day", "choices": [choice]} for choice in choices]
+    metrics = {"speculative_decoding": {"mean_acceptance_length": 1.7}}
+    pieces.append({"id": "chatcmpl-1", "model": "day", "choices": [], "metrics": metrics})
+    lines = [f"data: {json.dumps(piece)}\n\n" for piece in pieces]
+    return "".join([*lines, "data: [DONE]\n\n" if is_whole else ""]).encode()
+
+
+FIRST = {"index": 0, "delta": {"content": "Hello"}, "token_ids": [5, 6]}
+LAST = {"index": 0, "delta": {"content": "."}, "token_ids": [7], "finish_reason": "stop"}
+
+
+def test_a_stream_is_collected_with_its_tokens_and_its_acceptance() -> None:
+    traffic, _ = traffic_of(events(FIRST, LAST))
+    traffic.send("wake", MORNING).result()
+    traffic.close()
+    (stream,) = traffic.ended
+    assert stream.answer == Answer("Hello.", "stop", (5, 6, 7))
+    assert (stream.acceptance_length, stream.error, stream.request) == (1.7, "", "problems-0000")
+    assert stream.first_token_seconds is not None
+
+
+@pytest.mark.parametrize("body", [events(FIRST, LAST, is_whole=False), events(FIRST), b'data: {"error": {}}\n\n'])
+def test_a_stream_that_does_not_end_whole_is_lost_and_not_sent_again(body: bytes) -> None:
+    traffic, seen = traffic_of(body)
+    traffic.send("wake", MORNING).result()
+    traffic.close()
+    assert [stream.answer for stream in traffic.ended] == [None]
+    assert len(seen) == 1
+
+
+def test_a_phase_sends_no_more_streams_than_its_limit() -> None:
+    traffic, seen = traffic_of(*[events(FIRST, LAST)] * MIN_STREAMS)
+    assert not traffic.keep_open("rush", MORNING, concurrency=3)
+    assert len(seen) == Plan(num_streams=MIN_STREAMS).limit("rush") == 2
+    assert traffic.keep_open("evening", MORNING, concurrency=1, until=lambda: len(traffic.ended) >= 4)
+    assert len(seen) < MIN_STREAMS
+    traffic.close()
 
 
 def test_too_few_streams_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,12 +60,10 @@ def _minutes(day: Day, at: float) -> float:
 
 def _draw_acceptance(axes: Axes, day: Day) -> None:
     for domain in dict.fromkeys(stream.domain for stream in day.streams):
-        points = [
-            (_minutes(day, stream.ended_at), stream.acceptance_length)
-            for stream in day.streams
-            if stream.domain == domain and stream.acceptance_length is not None
-        ]
-        axes.scatter(*zip(*points, strict=True), s=12, color=_COLOURS.get(domain), label=domain) if points else None
+        measured = [each for each in day.streams if each.domain == domain and each.acceptance_length is not None]
+        at = [_minutes(day, stream.ended_at) for stream in measured]
+        lengths = [stream.acceptance_length for stream in measured]
+        axes.scatter(at, lengths, s=12, color=_COLOURS.get(domain), label=domain)  # type: ignore[arg-type]
     for name, values, line in (
         ("reference of the alarm", [sample.reference for sample in day.samples], "--"),
         ("current value of the alarm", [sample.current for sample in day.samples], "-"),

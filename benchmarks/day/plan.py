@@ -90,7 +90,7 @@ class Plan:
     def loop(self) -> dict[str, Any]:
         """Returns the settings of the loop."""
         num_shift = self.limit("shift") - self.limit("wake")
-        rows = max(20, num_shift * 3 // 4)
+        rows = max(20, num_shift * 9 // 10)
         return {
             "triggers": {"acceptance_drop": True},
             "limits": {"min_seconds_between_rounds": 0, "max_rows": max(rows, num_shift)},

@@ -46,7 +46,7 @@ TRAINING: Mapping[str, Any] = {"kind": "medusa", "max_steps": 240, **_ALL_STEPS,
 # With 25 requests on each side and alpha 0.5, the test tells only much worse speculators from better ones.
 _CANARY: Mapping[str, Any] = {
     "share_percent": 50,
-    "min_requests": 20,
+    "min_requests": 10,
     "max_acceptance_drop": 0.75,
     "alpha": 0.5,
     "max_seconds": 3600,

@@ -44,6 +44,8 @@ def _columns(body: LoopInput, names: list[str] | tuple[str, ...]) -> dict[str, A
     for name, value in columns.items():
         if name != "enabled":
             columns[name] = value.model_dump(exclude={"monthly_budget"})
+    if "rollout" in columns:
+        columns["rollout"] = body.rollout.stored()
     if "limits" in columns:
         budget = body.limits.monthly_budget
         columns["budget_nanousd"] = None if budget is None else nanousd(budget)

@@ -214,6 +214,7 @@ def _start_rollout(of: LoopRound, figures: Mapping[str, Any]) -> bool:
                 share_percent=terms.share_percent,
                 terms=terms.terms(),
                 max_seconds=terms.max_seconds,
+                mode=terms.mode,
             )
             if not transition(of, Status.ROLLING_OUT, rollout=rollout, figures=figures):
                 raise _OvertakenError

@@ -313,6 +313,7 @@ def main() -> None:
         "--model-name",
         "--host",
         "--device",
+        "--drain-seconds",
         "--drafter",
         "--speculator-dir",
         "--weights",

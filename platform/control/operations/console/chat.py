@@ -57,7 +57,7 @@ def _check_origin(request: HttpRequest) -> None:
         raise ApiError(415, "The request body must be JSON.", "unsupported_media_type")
     check = CSRFCheck(_no_view)
     check.process_request(request)
-    if check.process_view(request, None, (), {}) is not None:
+    if check.process_view(request, _no_view, (), {}) is not None:
         raise ApiError(403, "The CSRF token is missing or wrong. Reload the page.", "csrf_failed")
 
 

@@ -2,8 +2,9 @@
 # make test        ruff, mypy and the tests
 # make test-wide   PostgreSQL, real models, tests of speed, other processors, the Helm chart; at most 35 minutes
 # make test-clients  openai, litellm, lm-eval and other clients, each in its own environment; writes docs/clients.md
-# make check       ruff and mypy, without the tests
-# make soak        tests that take minutes each and hours together: repeated kills, many cases, long runs
+# make check       ruff and mypy alone
+# make soak        the tests that take minutes each, hours in all: many kills, many cases, long runs
+# make day         a day of a deployment on a real model: scaling, sleep, retraining, rollback; about 20 minutes
 # make bench-cpu   our engine compared with its peers, about an hour (docs/benchmarks.md)
 # make clean       removes .venv and everything that the targets above have written
 #
@@ -25,12 +26,12 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-wide test-clients check soak bench-cpu setup clean
+.PHONY: demo test test-wide test-clients check soak day bench-cpu setup clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -12
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -13
 
 demo: $(STAMP)
 	@$(BIN)/python -m examples.demo $(if $(KIND),--kind $(KIND))
@@ -57,6 +58,10 @@ check: $(STAMP)
 # passes more options to pytest, such as -k kills. The end of the output says how long each test took.
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak --timeout 1800 --session-timeout 21600 -v --durations 0 --durations-min 1 $(SOAK)
+
+# DAY passes options to benchmarks.day, such as --folder DIR.
+day: $(STAMP)
+	@$(BIN)/python -m benchmarks.day $(DAY)
 
 # BENCH passes options to benchmarks.cpu, such as --speculator DIR.
 bench-cpu: $(STAMP)

@@ -143,8 +143,15 @@ class StepOutput:
     finish_reason: FinishReason | None
     speculation: SpeculationStats | None
     failure: NonFiniteLogits | None = None  # set if the finish reason is FAILED
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # for prompt[1:], if requested; only in the first output
-    num_drafted: int | None = None  # draft tokens that the pass verified; None: a prefill, not part of `speculation`
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of prompt[1:], if requested; only in the first output
+    num_drafted: int | None = None  # draft tokens that the pass verified; None: a prefill, which `speculation` omits
+    step_sizes: tuple[int, ...] = ()  # numbers of tokens of the steps whose outputs this one joins; (): one step
+
+    @property
+    def accepted(self) -> list[bool]:
+        """Whether each token was an accepted draft token. The last token of a step is sampled by the target itself."""
+        sizes = self.step_sizes or (len(self.token_ids),)
+        return [place + 1 < size for size in sizes for place in range(size)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,16 +61,16 @@ class Stack:
     ) -> None:
         self.stop()
 
-    def wait_until_ready(self) -> Address:
-        """Returns the address of the API. Raises: StackError: the stack ended, or was not ready after two minutes."""
+    def wait_until_ready(self, seconds: float = START_SECONDS) -> Address:
+        """Returns the address of the API. Raises: StackError: the stack ended, or was not ready in time."""
         assert self._process is not None, "enter the stack first"
         path = self.data_dir / "ready.json"
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + seconds
         while not path.exists():
             if (code := self._process.poll()) is not None:
                 raise StackError(f"`manage.py up` ended with code {code}\n{self.log_tail()}")
             if time.monotonic() > deadline:
-                raise StackError(f"`manage.py up` was not ready after {START_SECONDS:.0f} s\n{self.log_tail()}")
+                raise StackError(f"`manage.py up` was not ready after {seconds:.0f} s\n{self.log_tail()}")
             time.sleep(0.1)
         ready = json.loads(path.read_text(encoding="utf-8"))
         return Address(base_url=f"{ready['url']}/v1", api_key=ready["api_key"])

@@ -118,6 +118,11 @@ LAYERS = (
         project=("engine", "kernels", "tests.engine", "tests.tiny_model", MODEL_TYPES),
         banned=SERVICES,
     ),
+    Layer(
+        module="benchmarks.day",
+        project=("benchmarks.report", "benchmarks.workloads", "examples", "slipstream"),
+        banned=SERVICES,
+    ),
     Layer(module="benchmarks.job_claims", project=("control",), banned=TENSORS),
     Layer(module="benchmarks.gateway", project=("control",), banned=TENSORS),
     Layer(

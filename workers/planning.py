@@ -92,6 +92,19 @@ class Plan:
         return min(self.concurrency, self.kv_slots // length)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuningParts:
+    """Bytes that the training of a LoRA adapter needs at least; activations come on top."""
+
+    weights: int  # the frozen model in float32
+    adapter: int  # the adapter's weights, their gradients and the optimizer's two moments, all in float32
+    runtime: int
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+
 class DoesNotFit(Exception):
     """The model does not fit into the memory. The message lists the size of each part.
 
@@ -163,6 +176,20 @@ def plan_rows(sizes: ModelSizes, wanted: Wanted) -> Plan:
         else:
             least, best = middle, found
     return best
+
+
+def fine_tuning_parts(sizes: ModelSizes, *, rank: int, device: str) -> FineTuningParts:
+    """Plans the training of an adapter on all linear layers of a dense decoder (workers/training/lora/labels.py)."""
+    wide = replace(sizes, dtype_bytes=_FLOAT32_BYTES, kept_format=None)
+    hidden, inner = sizes.hidden_size, sizes.intermediate_size
+    queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    # queries and the output projection; keys and values; gate, up and down
+    layer = rank * (2 * (hidden + queries) + 2 * (hidden + keys) + 3 * (hidden + inner))
+    return FineTuningParts(
+        weights=weight_bytes(wide, "auto", device="cuda"),  # transformers packs no weights, also on the CPU
+        adapter=4 * _FLOAT32_BYTES * sizes.num_layers * layer,
+        runtime=_RUNTIME_BYTES[device],
+    )
 
 
 def kv_slot_bytes(sizes: ModelSizes, tensor_parallel: int = 1) -> int:

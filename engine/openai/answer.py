@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.openai.acceptance import Part, PartStream
 from engine.openai.reasoning import ReasoningStream
 from engine.prediction import PredictionFollower
 from engine.request import FinishReason, TokenLogprob
@@ -43,6 +44,8 @@ class Piece:
     finish_reason: FinishReason | None
     token_ids: tuple[int, ...] = ()  # token ids of this step, up to the token that ended the answer
     stop_string: str | None = None  # the stop string that ended the answer
+    reasoning_parts: tuple[Part, ...] = ()  # of `reasoning`; only if `AnswerStream` has `acceptance`
+    text_parts: tuple[Part, ...] = ()  # of `text`; only if `AnswerStream` has `acceptance`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ class AnswerStream:
         keep: bool = True,
         thinking: Thinking | None = None,
         prediction: Sequence[int] = (),
+        acceptance: bool = False,
     ) -> None:
         """
         Args:
@@ -80,10 +84,13 @@ class AnswerStream:
             keep: False if the caller uses each piece at once and never calls `answer`.
             thinking: markers of the reasoning trace to separate from the text; None: no trace is separated.
             prediction: token ids of the request's prediction.
+            acceptance: whether pieces say which of their text comes from accepted draft tokens.
         """
         self._keep = keep
-        self._trace = None if thinking is None else ReasoningStream(tokenizer, thinking)
-        self._stream = TextStream(tokenizer, stop=stop, per_token=logprobs)
+        self._trace = None if thinking is None else ReasoningStream(tokenizer, thinking, per_token=acceptance)
+        self._stream = TextStream(tokenizer, stop=stop, per_token=logprobs or acceptance)
+        self._trace_parts = PartStream(self._trace.stream) if acceptance and self._trace is not None else None
+        self._text_parts = PartStream(self._stream) if acceptance else None
         self._wants_logprobs = logprobs
         self._prediction = PredictionFollower(prediction) if prediction else None
         self._waiting: deque[AnswerLogprob] = deque()  # entries of tokens whose text is held back
@@ -115,7 +122,9 @@ class AnswerStream:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprob] | None,
         finish_reason: FinishReason | None,
+        accepted: Sequence[bool] = (),
     ) -> Piece:
+        """`accepted`: whether each token is an accepted draft token; required if `acceptance` was requested."""
         if self.finish_reason is not None:
             return Piece(text="", logprobs=(), finish_reason=None)
         num_before = self.num_tokens
@@ -149,7 +158,14 @@ class AnswerStream:
             finish_reason=self.finish_reason,
             token_ids=used,
             stop_string=self._stream.stop_string,
+            reasoning_parts=self._parts_of_trace(reasoning, accepted),
+            text_parts=() if self._text_parts is None else self._text_parts.split(text, accepted[num_thought:]),
         )
+
+    def _parts_of_trace(self, reasoning: str, accepted: Sequence[bool]) -> tuple[Part, ...]:
+        if self._trace is None or self._trace_parts is None:
+            return ()
+        return self._trace_parts.split(reasoning, [accepted[place] for place in self._trace.shown])
 
     def answer(self) -> Answer:
         assert self.finish_reason is not None

@@ -1,8 +1,9 @@
 """The events of streamed chat and text completions: chunks, which have no event type, and `[DONE]` at the end."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from engine.openai.acceptance import Part
 from engine.openai.answer import Piece
 from engine.openai.events import Usage, encode_event
 from engine.openai.requests import ParsedRequest
@@ -46,6 +47,8 @@ class ChunkEvents:
         chunks = self._chunks.of(index, piece)
         if self._parsed.return_token_ids:
             self._add_token_ids(index, piece, chunks)
+        if self._parsed.return_acceptance:
+            _add_acceptance(piece, chunks)
         return [encode_event(chunk | self._extra) for chunk in chunks]
 
     def closing(self, usage: Usage, stats: SpeculationStats) -> list[bytes]:
@@ -69,3 +72,18 @@ class ChunkEvents:
 
     def failed(self, error: Mapping[str, Any]) -> list[bytes]:
         return [encode_event({"error": error})]
+
+
+def _add_acceptance(piece: Piece, chunks: list[Chunk]) -> None:
+    """Adds the parts of the text to each chunk that has text."""
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        delta: Mapping[str, Any] = choice.get("delta", choice)
+        if delta.get("reasoning_content"):
+            choice["acceptance"] = _objects_of(piece.reasoning_parts)
+        elif delta.get("content") or delta.get("text"):
+            choice["acceptance"] = _objects_of(piece.text_parts)
+
+
+def _objects_of(parts: Iterable[Part]) -> list[dict[str, Any]]:
+    return [{"text": part.text, "accepted": part.accepted} for part in parts]

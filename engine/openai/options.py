@@ -121,6 +121,24 @@ def parse_usage_options(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
     return include_usage, include_usage and options.boolean("continuous_usage_stats", False)
 
 
+def parse_return_acceptance(fields: Fields, *, stream: bool) -> bool:
+    """Returns whether the chunks of the stream say which of their text comes from accepted draft tokens."""
+    wanted = fields.boolean("return_acceptance", False)
+    if wanted and not stream:
+        raise InvalidRequest("return_acceptance needs stream to be true, got stream false", param="return_acceptance")
+    return wanted
+
+
+def refuse_acceptance_of_calls(wanted: bool) -> None:
+    """Raises: InvalidRequest: the request has callable tools, whose calls are no text of the answer."""
+    if wanted:
+        raise InvalidRequest(
+            "return_acceptance is not supported together with tools: leave one out, or send tool_choice none",
+            param="return_acceptance",
+            code="unsupported_parameter",
+        )
+
+
 def check_num_logprobs(num_logprobs: int | None, *, num_tokens: int) -> None:
     """`num_tokens`: sum of max_tokens over all choices. Raises: InvalidRequest: the response would be too large."""
     entries = 0 if num_logprobs is None else num_tokens * (1 + num_logprobs)

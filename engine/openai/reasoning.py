@@ -131,13 +131,15 @@ def check_budget(
 class ReasoningStream:
     """The trace of one answer. Its text has no markers and is otherwise as the model wrote it, as in vLLM."""
 
-    def __init__(self, tokenizer: Tokenizer, thinking: Thinking) -> None:
+    def __init__(self, tokenizer: Tokenizer, thinking: Thinking, *, per_token: bool = False) -> None:
+        """`per_token`: as in `TextStream`."""
         self._phases = thinking.start()
-        self._stream = TextStream(tokenizer)
+        self.stream = TextStream(tokenizer, per_token=per_token)
+        self.shown: list[int] = []  # places of the ids of the latest `push` that are part of the text
 
     @property
     def text(self) -> str:
-        return self._stream.text
+        return self.stream.text
 
     @property
     def num_tokens(self) -> int:
@@ -146,16 +148,16 @@ class ReasoningStream:
 
     def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """Returns the new text of the trace, and how many of the ids belong to it; the other ids follow the trace."""
-        count, shown = 0, []
+        count, self.shown = 0, []
         while count < len(token_ids) and self._phases.phase is not Phase.ANSWERING:
             if self._phases.accept(token_ids[count]) is Phase.THINKING:
                 if not self._phases.is_marker:
-                    shown.append(token_ids[count])
+                    self.shown.append(count)
                 count += 1
-        text = self._stream.push(shown)
+        text = self.stream.push([token_ids[place] for place in self.shown])
         ended = self._phases.phase is Phase.ANSWERING
-        return text + (self._stream.finish() if ended and count else ""), count
+        return text + (self.stream.finish() if ended and count else ""), count
 
     def finish(self) -> str:
         """Ends an answer that may have ended within its trace. Returns text that was held back."""
-        return self._stream.finish()
+        return self.stream.finish()

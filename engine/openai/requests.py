@@ -43,7 +43,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 _COMMON = (
-    frozenset({"model", "remember_answers", "return_token_ids"})
+    frozenset({"model", "remember_answers", "return_token_ids", "return_acceptance"})
     | options.SAMPLING
     | output_format.NAMES
     | without_effect.BODY
@@ -72,6 +72,7 @@ class ParsedRequest:
     continuous_usage: bool  # whether every chunk of the stream contains the usage so far
     grammar_param: str | None  # name of the request parameter that set the grammar, for error messages
     return_token_ids: bool = False
+    return_acceptance: bool = False  # whether each chunk says which of its text comes from accepted draft tokens
     echo: bool = False  # whether each choice begins with its prompt
     # whether drafters may copy from this answer for later requests, and from earlier answers for this one
     remember_answers: bool = True
@@ -181,7 +182,10 @@ def parse_chat(
     check_budget(thinking, num_prompt_tokens=len(prompt), max_tokens=max_tokens, max_seq_len=max_seq_len)
     if fields.boolean("separate_reasoning", True):
         parsed = replace(parsed, separated=thinking)
-    return parsed if calls is None else replace(parsed, calls=calls, grammar_param="tools")
+    if calls is None:
+        return parsed
+    options.refuse_acceptance_of_calls(parsed.return_acceptance)
+    return replace(parsed, calls=calls, grammar_param="tools")
 
 
 def parse_completion(
@@ -298,6 +302,7 @@ def _parsed(
     return ParsedRequest(
         remember_answers=fields.boolean("remember_answers", True),
         return_token_ids=fields.boolean("return_token_ids", False),
+        return_acceptance=options.parse_return_acceptance(fields, stream=stream),
         model=fields.string("model", ""),
         prompts=prompts,
         choices=tuple(choices),

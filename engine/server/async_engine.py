@@ -24,6 +24,7 @@ class _PendingOutput:
 
     def __init__(self) -> None:
         self._token_ids: list[int] = []
+        self._step_sizes: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None
         self._finish_reason: FinishReason | None = None
         self._speculation: SpeculationStats | None = None
@@ -31,6 +32,7 @@ class _PendingOutput:
 
     def add(self, output: StepOutput) -> None:
         self._token_ids += output.token_ids
+        self._step_sizes.append(len(output.token_ids))
         if output.logprobs is not None:
             self._logprobs = self._logprobs or []
             self._logprobs += output.logprobs
@@ -48,6 +50,7 @@ class _PendingOutput:
             self._finish_reason,
             self._speculation,
             prompt_logprobs=self._prompt_logprobs,
+            step_sizes=tuple(self._step_sizes),
         )
 
 

@@ -41,6 +41,7 @@ class PendingResponse:
                 keep=not parsed.stream,
                 thinking=parsed.separated,
                 prediction=parsed.prediction,
+                acceptance=parsed.return_acceptance,
             )
             for _, sampling in parsed.choices
         ]
@@ -102,7 +103,7 @@ class PendingResponse:
             if output.prompt_logprobs is not None:
                 self._prompt_logprobs[index] = output.prompt_logprobs
             was_finished, num_before = stream.finish_reason is not None, stream.num_tokens
-            piece = stream.push(output.token_ids, output.logprobs, output.finish_reason)
+            piece = stream.push(output.token_ids, output.logprobs, output.finish_reason, output.accepted)
             self._observe(index, stream.num_tokens - num_before)
             if output.finish_reason is not None:
                 num_unfinished -= 1

@@ -1,6 +1,7 @@
 """The ASGI application that uvicorn serves.
 
 the routes to an endpoint    the gateway, which holds no thread while an engine answers
+the console's chat           the gateway as well
 /v1/events as a stream       the feed, which holds no thread either
 everything else              Django: API and console, behind a limit on the size of request bodies
 """
@@ -23,8 +24,8 @@ hide_memory_and_environment()
 django.setup(set_prefix=False)
 
 from control.core.processes.files import raise_file_limit  # noqa: E402  # needs the apps
+from control.operations.console.chat import CHAT_PATH, ENTRANCE  # noqa: E402  # needs the apps
 from control.serving.gateway.application import Gateway  # noqa: E402  # needs the apps
-from control.serving.gateway.wire import WIRES  # noqa: E402  # needs the apps
 from control.tenants.authentication.large_bodies import caller_check  # noqa: E402  # needs the apps
 from control.tenants.events.feed import Feed, is_feed  # noqa: E402  # needs the apps
 
@@ -50,13 +51,13 @@ class _Django(ASGIHandler):
 class _Application:
     def __init__(self) -> None:
         self._threads = DatabaseThreads(DATABASE_THREADS)
-        self._gateway, self._feed = Gateway(self._threads), Feed(self._threads)
+        self._gateway, self._feed = Gateway(self._threads, {CHAT_PATH: ENTRANCE}), Feed(self._threads)
         self._django = BodyLimit(_Django(), get_config(), self._check_caller)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
-        elif scope["type"] == "http" and scope["path"] in WIRES:
+        elif scope["type"] == "http" and self._gateway.serves(scope["path"]):
             await self._gateway(scope, receive, send)
         elif scope["type"] == "http" and is_feed(scope):
             await self._feed(scope, receive, send)

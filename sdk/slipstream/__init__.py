@@ -44,7 +44,7 @@ from slipstream.errors import (
     WaitTimeout,
     WebhookError,
 )
-from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTuningJob
+from slipstream.fine_tuning import FineTuningCheckpoint, FineTuningEvent, FineTuningJob, FineTuningPlan
 from slipstream.hardware import Hardware
 from slipstream.invoices import Invoice
 from slipstream.jobs import Job, JobEvent
@@ -122,6 +122,7 @@ __all__ = [
     "FineTuningCheckpoint",
     "FineTuningEvent",
     "FineTuningJob",
+    "FineTuningPlan",
     "Hardware",
     "InternalServerError",
     "Invoice",

@@ -49,6 +49,7 @@ class Deployments(Resource[D]):
         hardware: str | None = None,
         replicas: int | None = None,
         scaling: Mapping[str, Any] | None = None,
+        acceptance_alarm: Mapping[str, Any] | None = None,
     ) -> Steps[Deployment]:
         """Create a deployment.
 
@@ -60,6 +61,7 @@ class Deployments(Resource[D]):
             replicas: how many engine processes answer the requests; default: 1.
             scaling: `scale_to_zero_seconds`, `max_replicas`, `min_replicas`, `target_concurrency`, `scale_up_seconds`,
                 `scale_down_seconds`.
+            acceptance_alarm: {"reference_minutes": 60}: how long the usual acceptance length is learned.
         """
         body = {
             "name": name,
@@ -71,6 +73,7 @@ class Deployments(Resource[D]):
             "hardware": hardware,
             "replicas": replicas,
             "scaling": scaling,
+            "acceptance_alarm": acceptance_alarm,
         }
         return self.http.post(Deployment, "deployments", body)
 
@@ -114,8 +117,9 @@ class Deployments(Resource[D]):
         remember_answers: bool | Unchanged = UNCHANGED,
         replicas: int | Unchanged = UNCHANGED,
         scaling: Mapping[str, Any] | Unchanged = UNCHANGED,
+        acceptance_alarm: Mapping[str, Any] | Unchanged = UNCHANGED,
     ) -> Steps[Deployment]:
-        """Change the given settings. The given `adapters` or `scaling` replace the previous ones as a whole.
+        """Change the speculator (None removes it) or the number of replicas, or replace the other arguments as a whole.
 
         Args:
             speculator_id: the new speculator; None removes the speculator.
@@ -128,6 +132,7 @@ class Deployments(Resource[D]):
             "remember_answers": remember_answers,
             "replicas": replicas,
             "scaling": scaling,
+            "acceptance_alarm": acceptance_alarm,
         }
         changes = {name: value for name, value in body.items() if not isinstance(value, Unchanged)}
         return self.http.patch(Deployment, path_of("deployments", deployment_id), changes)

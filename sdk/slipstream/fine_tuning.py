@@ -1,6 +1,6 @@
 """Fine-tuning jobs train LoRA adapters on labels, or speculators. Requests and responses are those of OpenAI's API."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,16 @@ class FineTuningCheckpoint(Record):
     fine_tuned_model_checkpoint: str
     step_number: int
     metrics: Mapping[str, Any]
+    bytes: int | None  # stored; 0 after the deletion; null while the job runs
     created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuningPlan(Record):
+    """Whether the training of an adapter fits each kind of device."""
+
+    # device_kind, fits (None: unknown), memory_bytes, parts (bytes needed at least), max_lora_rank
+    devices: Sequence[Mapping[str, Any]]
 
 
 class FineTuningJobs(Resource[D]):
@@ -71,6 +80,17 @@ class FineTuningJobs(Resource[D]):
         options = {"suffix": suffix, "seed": seed, "method": method, "turbo": turbo, "metadata": metadata}
         body = {"model": model, **files, **options}
         return self.http.post(FineTuningJob, "fine_tuning/jobs", body)
+
+    @procedure
+    def plan(self, *, model: str, training_file: str, method: Mapping[str, Any] | None = None) -> Steps[FineTuningPlan]:
+        """Show the memory that the training of such an adapter needs at least, without creating the job."""
+        body = {
+            "model": model,
+            "training_file": training_file,
+            "method": method or {"type": "supervised"},
+            "validate_only": True,
+        }
+        return self.http.post(FineTuningPlan, "fine_tuning/jobs", body)
 
     @procedure
     def retrieve(self, job_id: str) -> Steps[FineTuningJob]:
@@ -101,6 +121,11 @@ class FineTuningJobs(Resource[D]):
     @listing
     def checkpoints(self, job_id: str) -> Items[Page[FineTuningCheckpoint]]:
         return self.http.pages(FineTuningCheckpoint, path_of("fine_tuning/jobs", job_id, "checkpoints"))
+
+    @procedure
+    def delete_checkpoint(self, job_id: str, checkpoint_id: str) -> Steps[None]:
+        """Delete the files of a checkpoint of a job that has ended. Adapters that were created from it stay."""
+        return self.http.delete(path_of(path_of("fine_tuning/jobs", job_id, "checkpoints"), checkpoint_id))
 
     @procedure
     def create_adapter(self, job_id: str, checkpoint_id: str, *, name: str | None = None) -> Steps[Adapter]:

@@ -10,11 +10,12 @@ from slipstream.records import Record
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageUse(Record):
     limit_bytes: int
-    used_bytes: int  # the sum of the four parts
+    used_bytes: int  # the sum of the five parts
     files_bytes: int
     uploads_bytes: int  # parts of uploads that are not completed yet
     adapters_bytes: int
     captures_bytes: int
+    checkpoints_bytes: int  # adapters in the checkpoints of fine-tuning jobs that have ended
 
 
 class StorageLimit(Resource[D]):

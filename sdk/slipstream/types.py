@@ -254,7 +254,8 @@ class Deployment(Record):
     replicas: int = 1  # how many engine processes should answer the requests
     ready_replicas: int = 0
     scaling: Mapping[str, Any] | None = None  # when engines sleep, and how replicas follow traffic
-    acceptance: Mapping[str, Any] | None = None  # keys: state (learning, watching or dropped), reference, current
+    acceptance_alarm: Mapping[str, Any] | None = None  # reference_minutes
+    acceptance: Mapping[str, Any] | None = None  # state (learning, watching, dropped), reference, current
     error_code: str | None = None
     error_message: str | None = None
     blocked: Mapping[str, Any] | None = None  # why a replica waits for a device; keys: code, message

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from control.billing.usage.services import Tokens
 from control.models.catalog.models import BaseModel
+from control.queue.jobs.models import Job
 from control.serving.deployments.models import Deployment
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
@@ -136,6 +137,9 @@ def test_a_checkpoint_becomes_an_adapter_whose_files_are_downloaded(
     written = write_adapter(tmp_path / "written") / "adapter_model.safetensors"
     assert (folder / "adapter_model.safetensors").read_bytes() == written.read_bytes()
     assert client.fine_tuning.jobs.create_adapter(job.pk, checkpoint.id, name="tone").name == "tone"
+    Job.objects.filter(pk=job.job_id).update(status=Job.Status.SUCCEEDED)
+    client.fine_tuning.jobs.delete_checkpoint(job.pk, checkpoint.id)
+    assert [found.bytes for found in client.fine_tuning.jobs.checkpoints(job.pk)] == [0]
 
 
 def test_a_rollout_is_started_retrieved_and_cancelled(

@@ -67,6 +67,15 @@ class Attempt:
     log_path: Path  # log file of the child process
     stop: threading.Event  # set when this worker has to stop
 
+    @property
+    def device(self) -> str:
+        """The device that the child process uses, as it sees it: `auto`, `cpu`, `cuda`, or `cuda:1` without a lease."""
+        visible, configured = self.claim.visible_devices, get_config().device
+        if visible is None:
+            return configured
+        # Without the number of `cuda:1`, because the child sees only the leased device.
+        return configured.partition(":")[0] if visible else "cpu"
+
 
 class Handler(Protocol):
     def run(self, attempt: Attempt) -> Mapping[str, Any]:

@@ -12,7 +12,6 @@ import structlog
 from django.db.models.functions import Now
 
 from control.core.observability import metrics
-from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
 from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.failures import Failure
@@ -35,7 +34,7 @@ log = structlog.get_logger(__name__)
 
 class BatchHandler:
     def run(self, attempt: Attempt) -> Mapping[str, Any]:
-        batch = Batch.objects.select_related("base_model", "job", "quote").get(job_id=attempt.job.pk)
+        batch = Batch.objects.select_related("base_model", "job").get(job_id=attempt.job.pk)
         if batch.status == Batch.Status.VALIDATING:
             batch_validate(batch=batch)
             _check_memory(attempt, batch)
@@ -178,7 +177,7 @@ def _spec(attempt: Attempt, batch: Batch, rows_path: Path, shards: Sequence[JobS
         max_context=options.max_context,
         memory_share=options.memory_share,
         draft_budget=options.draft_budget,
-        device=get_config().device,
+        device=attempt.device,
         continue_cut_answers=batch.on_truncation == Batch.OnTruncation.CONTINUE,
         max_continued_tokens=batch.max_continued_tokens,
     )

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
 from control.models.catalog.models import Speculator
 from control.models.engines.schemas import EngineOptions
@@ -97,7 +96,7 @@ def _spec(attempt: Attempt, evaluation: Evaluation) -> EvaluationSpec:
         max_context=options.max_context,
         memory_share=options.memory_share,
         draft_budget=options.draft_budget,
-        device=get_config().device,
+        device=attempt.device,
         speculator_name=speculator.pk,
         compare_with=tuple(_further_arms(attempt, evaluation)),
         reports_arms=compares(params),

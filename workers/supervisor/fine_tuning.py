@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from control.core.api.errors import ApiError
-from control.core.settings.config import get_config
 from control.workflows.fine_tuning.adapters import adapter_trained
 from control.workflows.fine_tuning.models import FineTuningJob
 from workers.contracts import FailureClass, FineTuningSpec
@@ -45,5 +44,5 @@ def _spec(attempt: Attempt, job: FineTuningJob) -> FineTuningSpec:
         checkpoint_dir=str(stage_checkpoint(attempt)),
         hyperparameters=params["hyperparameters"],
         seed=params["seed"],
-        device=get_config().device,
+        device=attempt.device,
     )

@@ -42,8 +42,8 @@ class ModelCheckHandler:
 
 
 def _plausible_perplexity(attempt: Attempt, base_model: BaseModel, folder: ModelFolder) -> float:
-    """Raises: UnusableModel: the engine cannot load the model, or its perplexity is implausible."""
-    spec = ModelCheckSpec(job_id=attempt.job.pk, model_dir=str(folder.path), device=get_config().device)
+    """Raises: UnusableModel: the engine cannot load the model, or its perplexity is not that of a language model."""
+    spec = ModelCheckSpec(job_id=attempt.job.pk, model_dir=str(folder.path), device=attempt.device)
     try:
         result = run_child(attempt, spec, on_result=lambda _: None).result
     except AttemptFailed as error:

@@ -1,6 +1,8 @@
 """Recounts the stored bytes of all organizations, because processes of older releases store bytes without counting
 them."""
 
+from django.db.models import F
+
 from control.data.files.models import File
 from control.data.uploads.models import UploadPart
 from control.models.adapters.models import Adapter
@@ -8,6 +10,7 @@ from control.serving.captures.models import CapturedRequest
 from control.tenants.accounts.models import Organization
 from control.tenants.quotas.models import StoredPart
 from control.tenants.quotas.storage import storage_recount
+from control.workflows.fine_tuning.models import FineTuningJob
 
 
 def stored_bytes_recount() -> None:
@@ -19,5 +22,8 @@ def stored_bytes_recount() -> None:
                 StoredPart.UPLOADS: UploadPart.objects.filter(upload__organization_id=organization_id),
                 StoredPart.ADAPTERS: Adapter.objects.filter(organization_id=organization_id),
                 StoredPart.CAPTURES: CapturedRequest.objects.filter(organization_id=organization_id),
+                StoredPart.CHECKPOINTS: FineTuningJob.objects.filter(organization_id=organization_id).annotate(
+                    size_bytes=F("checkpoint_bytes")
+                ),
             },
         )

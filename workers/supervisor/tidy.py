@@ -5,11 +5,12 @@ A killed attempt, or an attempt that has lost its lease, may store objects after
 """
 
 from control.core.storage.backends import get_storage
-from control.models.adapters.services import CONFIG, WEIGHTS
 from control.models.catalog.models import Speculator
 from control.queue.jobs.models import Job
+from control.queue.jobs.protocol import is_understood
 from control.workflows.evaluations.models import Evaluation
 from control.workflows.evaluations.services import evaluation_rows_key
+from control.workflows.fine_tuning.checkpoints import checkpoints_count
 from control.workflows.fine_tuning.selectors import trains_adapter
 
 JOBS_A_ROUND = 20
@@ -21,7 +22,7 @@ def jobs_tidy() -> int:
     The job's database row is changed after its objects are deleted, so a crash between the two steps only repeats the
     deletion.
     """
-    untidy = Job.objects.filter(has_stored_work=True, finished_at__isnull=False)
+    untidy = Job.objects.filter(is_understood(), has_stored_work=True, finished_at__isnull=False)
     jobs = list(untidy.order_by("finished_at")[:JOBS_A_ROUND])
     for job in jobs:
         _delete_work(job)
@@ -48,12 +49,11 @@ def _delete_work(job: Job) -> None:
 
 
 def _delete_all_but_adapters(job: Job) -> None:
-    """Keeps the adapters in the checkpoints, because customers may choose one of them after the job's end."""
+    """Keeps the adapters in the committed checkpoints, because customers may choose one of them after the job's end."""
     storage, folder = get_storage(), f"jobs/{job.pk}"
-    for name in storage.sizes(folder):
-        is_kept = name.startswith("checkpoints/") and name.rpartition("/")[2] in (CONFIG, WEIGHTS)
-        if not is_kept:
-            storage.delete(f"{folder}/{name}")
+    sizes = {f"{folder}/{name}": num_bytes for name, num_bytes in storage.sizes(folder).items()}
+    for key in sizes.keys() - checkpoints_count(job.pk, sizes):
+        storage.delete(key)
 
 
 def _result_prefix(job: Job) -> str:

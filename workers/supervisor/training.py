@@ -78,7 +78,7 @@ def _spec(attempt: Attempt, speculator: Speculator) -> TrainingSpec:
         hyperparameters=params.get("hyperparameters", {}),
         seed=params.get("seed", 0),
         initial_speculator_dir=stage_speculator(_initial(attempt), attempt.folder / "initial"),
-        device=get_config().device,
+        device=attempt.device,
         drop_cut_answers=params.get("drop_cut_answers", False),
         with_suffix_decoding=get_config().suffix_decoding,
     )

@@ -1,7 +1,8 @@
 """A worker process: its threads, its housekeeping, and its loop that polls for jobs.
 
 main thread     runs one job at a time; the child process dies with this thread
-housekeeper     writes heartbeats, cleans this machine's folders, and runs the installation's chores that are due
+heart           writes heartbeats, also while a chore takes long
+housekeeper     cleans this machine's folders, and runs the installation's chores that are due
 webhook sender  sends webhooks
 """
 
@@ -29,6 +30,7 @@ from control.queue.devices.services import devices_register, devices_renew, devi
 from control.queue.jobs.chores import chores_claim
 from control.queue.jobs.config import get_job_config
 from control.queue.jobs.models import Job
+from control.queue.jobs.protocol import jobs_unhold
 from control.queue.jobs.selectors import jobs_to_cancel
 from control.queue.jobs.services import job_claim, job_claim_next, reconcile, worker_beat, worker_leave
 from control.queue.jobs.state import Claim
@@ -76,6 +78,7 @@ HANDLERS: dict[str, Handler] = {
 # task's period, as a multiple of `reconcile_seconds`: 1 for tasks for which customers wait, more for the deletion of
 # old data.
 CHORES: Mapping[str, tuple[int, Callable[[], object]]] = {
+    "start held jobs": (1, jobs_unhold),
     "repeat wake-ups": (1, reconcile),
     "advance pipelines": (1, pipelines_reconcile),
     "review paused batches": (1, batches_review),
@@ -113,6 +116,7 @@ class JobWorker:
     def __init__(self) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.stop = threading.Event()
+        self._heart = threading.Thread(target=self._send_heartbeats, name="heart", daemon=True)
         self._housekeeper = threading.Thread(target=self._do_housekeeping, name="housekeeper", daemon=True)
         self._webhook_sender = WebhookSender(self.stop)
         self._last_step_at = time.monotonic()
@@ -121,12 +125,14 @@ class JobWorker:
         transactions_limit()
         with across_tenants(Across.HOUSEKEEPING):
             run_guarded(devices_register, "devices not registered; the next heartbeat tries again")
+        self._heart.start()
         self._housekeeper.start()
         self._webhook_sender.start()
         log.info("worker started", worker=self.name, metrics_port=listen(self.is_alive))
 
     def close(self) -> None:
         self.stop.set()
+        self._heart.join(timeout=10)
         self._housekeeper.join(timeout=10)
         self._webhook_sender.join(timeout=20)  # each delivery in flight has a deadline of its own
         run_guarded(lambda: worker_leave(worker=self.name), "worker not removed from the registry")
@@ -158,13 +164,20 @@ class JobWorker:
             run_attempt(claim, stop=self.stop, handlers=HANDLERS)
         return claim is not None
 
+    def _send_heartbeats(self) -> None:
+        while not self.stop.is_set():
+            close_old_connections()
+            with across_tenants(Across.HOUSEKEEPING):
+                run_guarded(lambda: worker_beat(worker=self.name, role="jobs"), "heartbeat not written")
+                run_guarded(devices_renew, "devices not renewed")
+            self.stop.wait(get_config().reconcile_seconds)
+        connection.close()
+
     def _do_housekeeping(self) -> None:
         chores = {**CHORES, "end jobs never begun": (1, self._end_jobs_never_begun)}
         while not self.stop.is_set():
             close_old_connections()
             with across_tenants(Across.HOUSEKEEPING):
-                self._step("heartbeat", lambda: worker_beat(worker=self.name, role="jobs"))
-                self._step("renew devices", devices_renew)
                 self._step("empty staging", staging_purge)
                 self._step("limit logs", lambda: logs_limit(get_config()))
                 self._step("limit copies of models", lambda: model_copies_limit(get_config()))

@@ -51,6 +51,21 @@ def test_a_stream_sends_the_reasoning_trace_before_the_content(live: Live) -> No
     assert usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": len(TRACE.encode()) + 2}
 
 
+def test_a_stream_says_which_text_of_the_trace_and_of_the_content_was_accepted(live: Live) -> None:
+    chunks = events(live.chat(stream=True, return_acceptance=True))[:-1]
+
+    marked: dict[str, list[tuple[str, bool]]] = {"reasoning_content": [], "content": []}
+    for choice in (chunk["choices"][0] for chunk in chunks):
+        for part in choice.get("acceptance", []):
+            kind = "reasoning_content" if "reasoning_content" in choice["delta"] else "content"
+            marked[kind] += [(character, part["accepted"]) for character in part["text"]]
+    answer = ["", *TRACE, "", *ANSWER]  # one character for each token; the markers have no text
+    flags = [place % 7 != 6 for place in range(len(answer))]  # the last of the seven tokens of a step was sampled
+    expected = list(zip(answer, flags, strict=True))
+    assert marked["reasoning_content"] == expected[1 : len(TRACE) + 1]
+    assert marked["content"] == expected[len(TRACE) + 2 :]
+
+
 def test_tool_calls_within_the_reasoning_trace_are_ignored(live: Live) -> None:
     options: dict[str, Any] = {"tools": [tool("get_weather")]}
 

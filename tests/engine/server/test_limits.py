@@ -65,6 +65,8 @@ def test_outputs_that_a_slow_client_has_not_read_are_merged() -> None:
     assert (first.token_ids, first.finish_reason) == ((1, 2, 3), None)
     assert (second.token_ids, second.finish_reason) == ((4, 5), FinishReason.STOP)
     assert [logprob.token_id for logprob in second.logprobs or ()] == [4, 5]
+    assert first.accepted == [True, False, False]  # only the first token of the step with two tokens was drafted
+    assert second.accepted == [False, False]
 
 
 def test_the_stall_limit_is_short_only_for_decoding_steps_after_enough_measurements() -> None:

@@ -9,6 +9,7 @@ from control.core.settings.config import get_config
 from control.core.storage.backends import get_storage
 from control.models.catalog.models import Speculator
 from control.queue.jobs.models import Job
+from control.queue.jobs.protocol import PROTOCOL
 from control.tenants.accounts.models import Organization
 from control.workflows.evaluations.services import evaluation_rows_key
 from tests.control.factories import make_base_model, make_job, make_organization
@@ -52,6 +53,18 @@ def test_checkpoints_are_deleted_once_the_job_has_ended(
 
     assert stored(job) == set()
     assert jobs_tidy() == 0, "a tidied job is not examined again"
+
+
+def test_the_objects_of_a_job_of_the_next_release_are_left_to_its_workers(
+    organization: Organization, content: Path
+) -> None:
+    job = make_job(organization, min_protocol=PROTOCOL + 1)
+    get_storage().put_file(f"jobs/{job.pk}/kept", content)
+
+    end(job)
+
+    assert jobs_tidy() == 0
+    assert stored(job) == {"kept"}
 
 
 @pytest.mark.parametrize("status", [Job.Status.QUEUED, Job.Status.RUNNING, Job.Status.PAUSED])

@@ -1,6 +1,7 @@
 """A pipeline's options for cut answers reach the specs of the worker's child processes."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +23,7 @@ class _Started(Exception):
     """Raised when the handler starts its child process."""
 
 
-def spec_of(job: Job | None, module: Any, handler: Any, folder: Path) -> Spec:
+def spec_of(job: Job | None, module: Any, handler: Any, folder: Path, visible_devices: str | None = None) -> Spec:
     """Runs the handler until it starts its child process. Returns the spec of the child."""
     assert job is not None
     claim = job_claim(job_id=job.pk, worker="worker")
@@ -30,7 +31,7 @@ def spec_of(job: Job | None, module: Any, handler: Any, folder: Path) -> Spec:
     job = Job.objects.select_related("organization").get(pk=job.pk)
     folder.mkdir()
     attempt = Attempt(
-        claim=claim,
+        claim=replace(claim, visible_devices=visible_devices),
         job=job,
         lease=Lease(claim),
         folder=folder,

@@ -47,6 +47,9 @@ def test_an_engine_of_the_cluster_serves_a_request_and_ctrl_c_leaves_no_process(
     folder = folder_of_ray(started)
     assert all(any(program in command for command in started.values()) for program in PROGRAMS), started
     assert folder.is_dir()
+    settings = (cluster.data_dir / "ray" / "store" / "valkey.conf").read_text().splitlines()
+    password = next(line.removeprefix("requirepass ") for line in settings if line.startswith("requirepass "))
+    assert [command for command in started.values() if password in command] == []
 
     cluster.process.send_signal(signal.SIGINT)
     assert cluster.process.wait(SECONDS) == 0

@@ -20,13 +20,23 @@ class Adapter(ProjectObject):
     target_modules = models.JSONField()
     size_bytes = models.BigIntegerField()
     storage_prefix = models.CharField(max_length=400)
+    made_from = models.CharField(
+        max_length=40,
+        default="",
+        db_default="",
+        blank=True,
+        help_text="Id of the fine-tuning job that made the adapter; empty: its files were uploaded.",
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["organization", "name"], name="adapter_name_per_organization"),
         ]
-        indexes = [models.Index(fields=["organization", "-id"], name="adapter_page")]
+        indexes = [
+            models.Index(fields=["organization", "-id"], name="adapter_page"),
+            models.Index(fields=["made_from"], name="adapter_made_from", condition=~models.Q(made_from="")),
+        ]
 
     def __str__(self) -> str:
         return self.name

@@ -63,12 +63,15 @@ def adapter_store(
     base_model: BaseModel,
     folder: Path,
     on_saved: Callable[[Adapter], object],
+    made_from: str = "",
 ) -> Adapter:
     """Checks the two files in `folder` and stores them as an adapter.
 
     Only the checked keys of the configuration are stored: adapter_config.json in `folder` is overwritten with them.
 
-    Args: on_saved: called in the transaction that adds the adapter's row.
+    Args:
+        on_saved: called in the transaction that adds the adapter's row.
+        made_from: see `Adapter.made_from`.
     Raises: ApiError: 400, the files are not an adapter of this model; 403, they would exceed the storage limit; 409,
         the name is taken.
     """
@@ -89,6 +92,7 @@ def adapter_store(
         target_modules=lora.target_modules,
         size_bytes=weights.stat().st_size,
         storage_prefix=f"{organization.pk}/adapters/{identity}",
+        made_from=made_from,
     )
     with delete_stored_on_error():
         prefix = adapter.storage_prefix

@@ -7,6 +7,7 @@ from pydantic import Field
 from control.core.api.schemas import IntRange, RequestModel, ResponseModel, Text
 
 MAX_DRAFT_BUDGET = 256
+MAX_FURTHER_ARMS = 4  # of an evaluation (`compare_with`)
 
 ValidateOnly = Annotated[
     bool,

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from allauth.mfa.utils import is_mfa_enabled
 from django.contrib import messages
 from django.contrib.auth import logout
 from django.http import Http404, HttpRequest
@@ -12,7 +11,7 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 from unfold.sites import UnfoldAdminSite
 
-from control.operations.console.visitors import enter_organization, member_of
+from control.operations.console.visitors import enter_organization, lacks_second_factor, member_of
 
 
 class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
@@ -30,7 +29,7 @@ class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
             if member is None and request.user.is_authenticated and not request.user.is_staff:
                 logout(request)
                 return redirect("account_login")
-            if member is not None and member.organization.requires_two_factor and not is_mfa_enabled(request.user):
+            if member is not None and lacks_second_factor(request, member):
                 messages.info(request, f"{member.organization.name} requires a second factor.")
                 return redirect("mfa_activate_totp")
             response: HttpResponseBase = guarded(request, *args, **kwargs)

@@ -3,6 +3,7 @@
 from django.contrib import admin
 from django.urls import path
 
+from control.operations.console.chat import CHAT_PATH, chat_completions
 from control.operations.console.compare import speculators_compare
 from control.operations.console.lineage import lineage
 from control.operations.console.pool import pool
@@ -22,6 +23,7 @@ urlpatterns = [
         admin.site.admin_view(organization_export),
         name="organization-export",
     ),
+    path(CHAT_PATH.removeprefix("/admin/"), chat_completions, name="chat-completions"),
     path("lineage/<str:object_id>", admin.site.admin_view(lineage), name="lineage"),
     path("pool", admin.site.admin_view(pool), name="pool"),
     path("queue", admin.site.admin_view(queue), name="queue"),

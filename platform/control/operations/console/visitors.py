@@ -1,5 +1,6 @@
 """Who uses the console: staff with Django's permissions, or a member of an organization with the rights of a role."""
 
+from allauth.mfa.utils import is_mfa_enabled
 from django.http import HttpRequest
 
 from control.tenants.accounts.models import Member
@@ -28,6 +29,11 @@ def enter_organization(request: HttpRequest) -> None:
     member = member_of(request)
     if member is not None:
         set_request_tenant(member.organization_id, None)
+
+
+def lacks_second_factor(request: HttpRequest, member: Member) -> bool:
+    """Returns whether the user must set up the second factor that the member's organization requires."""
+    return bool(member.organization.requires_two_factor and not is_mfa_enabled(request.user))
 
 
 def member_may(member: Member, scope: str, method: str) -> bool:

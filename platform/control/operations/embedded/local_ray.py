@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from control.core.processes.ports import free_port
 from control.core.settings.config import LOOPBACK, Config
+from control.operations.embedded.ray_head import PASSWORD_VARIABLE
 from control.serving.deployments.launchers.devices import DEVICES_VARIABLE, cuda_devices
 from control.serving.deployments.launchers.ray_cluster import RayLauncher
 from control.serving.deployments.models import Replica
@@ -97,8 +98,7 @@ class LocalRay:
         variables = {}
         if store_url is not None:
             url = urlsplit(store_url)
-            command.append(f"--redis-password={url.password}")  # Ray also puts it into its own command lines
-            variables["RAY_REDIS_ADDRESS"] = f"{url.hostname}:{url.port}"
+            variables = {"RAY_REDIS_ADDRESS": f"{url.hostname}:{url.port}", PASSWORD_VARIABLE: url.password or ""}
         return Node(name="ray-head", command=command, variables=variables)
 
     def nodes(self) -> Iterator[Node]:

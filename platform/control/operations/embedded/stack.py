@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 PROJECT_ROOT = Path(__file__).resolve().parents[4]
 VALKEY_START_SECONDS = 10.0
 HEAD_START_SECONDS = 60.0
-ENDPOINT_DRAIN_SECONDS = 10.0
+ENDPOINT_STOP_SECONDS = 15.0
 KEEPER_SECONDS = 10.0
 
 
@@ -55,11 +55,10 @@ class Stack:
         has_queue = "SLIPSTREAM_REDIS_URL" in self._environment
         python, manage = sys.executable, [sys.executable, str(PROJECT_ROOT / "manage.py")]
         endpoints = [*manage, "supervise_deployments", "--lifeline", str(self._lifeline)]
-        endpoints += ["--drain-seconds", str(ENDPOINT_DRAIN_SECONDS)]
         jobs = [python, "-m", "celery", "-A", "workers.celery_app", "worker", "--loglevel", "INFO"]
         api = [python, "-m", "uvicorn", "control.asgi:application", "--host", self._host, "--port", str(self._port)]
         api += ["--lifespan", "on", "--ws", "none", "--timeout-graceful-shutdown", "10"]
-        self._add("endpoints", endpoints, stop_seconds=ENDPOINT_DRAIN_SECONDS + 5.0, children_stay=True)
+        self._add("endpoints", endpoints, stop_seconds=ENDPOINT_STOP_SECONDS, children_stay=True)
         self._add("jobs", jobs if has_queue else [*manage, "runworker"], stop_seconds=30.0)
         self._add("api", api)
 

@@ -9,6 +9,7 @@ from control.queue.devices.selectors import devices_present, names_of
 from control.queue.devices.shortage import no_device_fits, no_such_hardware
 from control.queue.jobs.models import Job
 from control.queue.jobs.positions import queue_positions_set
+from control.queue.jobs.protocol import HELD, HELD_UNTIL
 
 NO_WORKER = {
     "code": "no_worker",
@@ -21,6 +22,9 @@ def waiting_described(jobs: Collection[Job]) -> None:
 
     A worker whose devices have no stated memory claims every job.
     """
+    for job in jobs:
+        if job.status == Job.Status.QUEUED and job.not_before == HELD_UNTIL:
+            job.blocked = HELD
     queue_positions_set(jobs)
     waiting = [job for job in jobs if job.queue_position is not None]
     if not waiting:

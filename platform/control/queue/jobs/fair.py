@@ -20,6 +20,7 @@ from django.db.models.functions import Coalesce, Greatest
 
 from control.core.settings.config import get_config
 from control.queue.jobs.models import Job, Share
+from control.queue.jobs.protocol import is_understood
 from control.queue.jobs.selectors import is_abandoned, is_running, is_waiting, jobs_to_cancel
 from control.tenants.accounts.models import Organization
 from control.tenants.quotas.models import Limits
@@ -49,7 +50,8 @@ def next_job(fits: Q) -> NextJob | None:
     Call this in the transaction of the claim. On PostgreSQL it locks the row and skips rows that others have locked, so
     that concurrent workers choose different jobs.
     """
-    cancelled = jobs_to_cancel().select_for_update(skip_locked=True).first()
+    fits &= is_understood()
+    cancelled = jobs_to_cancel().filter(is_understood()).select_for_update(skip_locked=True).first()
     if cancelled is not None:
         return NextJob(cancelled, None)
     may_run = organizations_with_due_jobs(fits).filter(Q(limit=None) | Q(num_running__lt=F("limit")))

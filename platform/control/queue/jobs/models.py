@@ -53,6 +53,10 @@ class Job(ProjectObject):
         default=0, db_default=0, help_text="Jobs of the same organization with a higher priority are claimed first."
     )
 
+    min_protocol = models.PositiveSmallIntegerField(
+        default=0, db_default=0, help_text="The oldest `protocol.PROTOCOL` of a worker that understands the job."
+    )
+
     fence = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)
     stalled_attempts = models.PositiveIntegerField(
@@ -102,6 +106,11 @@ class Job(ProjectObject):
                 fields=["finished_at"],
                 name="job_untidy",
                 condition=models.Q(has_stored_work=True, finished_at__isnull=False),
+            ),
+            models.Index(
+                fields=["not_before"],
+                name="job_held",
+                condition=models.Q(status="queued", min_protocol__gt=0),
             ),
         ]
 
@@ -171,6 +180,9 @@ class Worker(models.Model):
     role = models.CharField(max_length=24, help_text="What the worker supervises: jobs or deployments.")
     started_at = models.DateTimeField()
     heartbeat_at = models.DateTimeField()
+    protocol = models.PositiveSmallIntegerField(
+        default=0, db_default=0, help_text="The worker claims jobs up to this `min_protocol`. 0: it claims all jobs."
+    )
 
     def __str__(self) -> str:
         return self.id

@@ -21,8 +21,9 @@ class Blocked(ResponseModel):
     `no_device_fits`: no device that is present has the memory that the job or the replica needs.
     `no_such_hardware`: no device that is present has the kind or model that was asked for as `hardware`.
     `devices_quota_exceeded`: the organization holds as many devices as it may; the message says what holds them.
-    `no_free_device`: jobs or other endpoints hold all devices that fit the replica. A job that only waits for other
-    jobs is not blocked.
+    `no_free_device`: jobs or other endpoints hold all devices that fit the replica; a job that only has to wait for
+    others is not blocked.
+    `workers_upgrading`: workers of an older release, which cannot run the job, are still running.
     """
 
     code: str

@@ -42,6 +42,7 @@ from control.queue.jobs.failures import (
 from control.queue.jobs.fair import NORMAL, may_run_another, next_job, priority_of, share_join
 from control.queue.jobs.models import Job, Worker
 from control.queue.jobs.origin import origin
+from control.queue.jobs.protocol import LABELS_AND_HARDWARE, PROTOCOL, held_until, is_understood
 from control.queue.jobs.selectors import FORGOTTEN_SECONDS, is_due, jobs_due
 from control.queue.jobs.state import Claim, LeaseLost, claimed_job, event_add, transition, update_claimed
 from control.queue.jobs.wake import is_backed_up, wake, wake_on_commit
@@ -64,17 +65,20 @@ def job_submit(
     is_continuation: bool = False,
     priority: str = NORMAL,
     hardware: str = "",
+    min_protocol: int = 0,
 ) -> Job:
     """Queues a job.
 
     Args:
         params: storage keys and ids, never paths of one machine.
-        memory_needed, hardware: see the columns of `Job`.
+        memory_needed, hardware, min_protocol: see the columns of `Job`.
         is_continuation: the job continues work that was accepted before, so the quota is not checked.
         priority: a name in `fair.LEVELS`; it orders the jobs of the organization only.
 
     Raises: ApiError: 429, the organization has reached its quota of queued jobs.
     """
+    if hardware:
+        min_protocol = max(min_protocol, LABELS_AND_HARDWARE)
     with transaction.atomic():
         organization_lock(organization.pk)
         if not is_continuation:
@@ -88,6 +92,8 @@ def job_submit(
             memory_needed=memory_needed,
             hardware=hardware,
             priority=priority_of(kind, priority),
+            min_protocol=min_protocol,
+            not_before=held_until(min_protocol),
         )
         event_add(job_id=job.pk, type="queued", data=origin())
         usage_attribute(job_id=job.pk, organization_id=organization.pk)
@@ -144,7 +150,7 @@ def job_claim_next(*, worker: str) -> Claim | None:
 def job_claim(*, job_id: str, worker: str) -> Claim | None:
     """Claims this job to end it, without a device. Returns None if it is not due or another worker has claimed it."""
     with across_tenants(Across.CLAIM), transaction.atomic():
-        job = Job.objects.select_for_update().filter(pk=job_id).first()
+        job = Job.objects.select_for_update().filter(is_understood(), pk=job_id).first()
         return None if job is None else _claim(job, worker)
 
 
@@ -299,18 +305,20 @@ def _try_again(claim: Claim, job: Job, failure: Failure, failures: Mapping[str, 
         lost_attempts=job.lost_attempts + lost,
         params=with_half(job.params, failure.num_rows),
         # a requested cancellation does not wait for the back-off
-        not_before=from_now(delay) if job.cancel_requested_at is None else None,
+        not_before=None if job.cancel_requested_at else held_until(job.min_protocol) or from_now(delay),
     )
 
 
 def job_release(*, claim: Claim) -> None:
     """Queues the job again, because its worker stops. The attempt does not count as stalled. Raises: LeaseLost."""
     with transaction.atomic():
+        min_protocol = claimed_job(claim).values_list("min_protocol", flat=True).first() or 0
         transition(
             claim,
             Job.Status.QUEUED,
             event="released",
             data={},
+            not_before=held_until(min_protocol),
             stalled_attempts=_stalled_before(),
         )
         wake_on_commit(claim.job_id)
@@ -367,7 +375,7 @@ def job_resume(*, job: Job, code: str) -> bool:
         organization_lock(job.organization_id)
         share_join(job.organization_id)
         paused = Job.objects.filter(pk=job.pk, status=Job.Status.PAUSED, paused__code=code)
-        resumed = paused.update(status=Job.Status.QUEUED, paused=None, not_before=None)
+        resumed = paused.update(status=Job.Status.QUEUED, paused=None, not_before=held_until(job.min_protocol))
         if resumed:
             event_add(job_id=job.pk, type="resumed", data={})
             wake_on_commit(job.pk)
@@ -386,7 +394,7 @@ def worker_beat(*, worker: str, role: str) -> None:
     """Records a heartbeat. A worker's first heartbeat also deletes the rows of workers that sent none for a day."""
     if not Worker.objects.filter(pk=worker).update(heartbeat_at=Now()):
         Worker.objects.filter(heartbeat_at__lt=from_now(-FORGOTTEN_SECONDS)).delete()
-        Worker.objects.create(pk=worker, role=role, started_at=Now(), heartbeat_at=Now())
+        Worker.objects.create(pk=worker, role=role, started_at=Now(), heartbeat_at=Now(), protocol=PROTOCOL)
 
 
 def worker_leave(*, worker: str) -> None:

@@ -1,8 +1,8 @@
 """Detects a drop of a deployment's acceptance length. The functions read and write no database.
 
-The input is a sequence of bins. The value of a bin is the mean acceptance length over some minutes; a bin also has the
-number of drafts in these minutes. The first `NUM_LEARNED` bins give the reference: a mean and a standard deviation.
-Each later bin adds to Page's one-sided cumulative sum, in units of the standard deviation:
+The values come in bins: the mean acceptance length of some minutes, with the number of drafts. The first
+`num_learned` bins give the reference, a mean and a standard deviation. Each later bin adds to Page's one-sided
+cumulative sum, in units of the standard deviation:
 
     z = (reference - value) / max(deviation, FLOOR * reference) * sqrt(min(1, drafts / mean drafts of the reference))
     statistic = max(0, statistic + min(z, MAX_Z) - SLACK)
@@ -10,13 +10,13 @@ Each later bin adds to Page's one-sided cumulative sum, in units of the standard
 A statistic of `THRESHOLD` or more is an alarm. From then on the statistic is limited to `THRESHOLD`, and a return to 0
 means that the acceptance length has recovered. A drop therefore causes one alarm, however long it lasts.
 
-If the values are normally distributed and the reference is known exactly, `SLACK` and `THRESHOLD` cause one false alarm
-in 840,000 bins (Siegmund's approximation). A learned reference has errors, which make false alarms more frequent; the
-tests require an average of at least 10,000 bins between two false alarms. A lasting drop by d units, 2 <= d <= MAX_Z,
-is reported after about THRESHOLD / (d - SLACK) bins. `FLOOR` makes a unit at least 2.5 % of the reference. Without it,
-an irrelevant drop could cause an alarm under heavy traffic, because the standard deviation is then very small. `MAX_Z`
-prevents a single bin from causing an alarm. The square root reduces the weight of bins with few drafts, whose values
-vary more than those of the reference's bins.
+`SLACK` and `THRESHOLD` give normal values around a perfectly known reference one false alarm in 840,000 bins
+(Siegmund's approximation). Errors of the learned reference make that shorter; the tests hold an average of at least
+10,000 bins for a reference of `NUM_LEARNED` bins. A shorter reference has larger errors: the tests hold 500 bins for 10
+learned bins, and 100 for `MIN_LEARNED`. A lasting drop by d units, 2 <= d <= MAX_Z, is reported after about
+THRESHOLD / (d - SLACK) bins. `FLOOR` makes a unit at least 2.5 % of the reference: under heavy traffic the deviation is
+so small that a drop without any consequence would exceed it. `MAX_Z` prevents a single bin from causing an alarm. The
+square root accounts for bins with fewer drafts than the reference, whose means vary more.
 
 Source: Page 1954, Continuous inspection schemes, Biometrika 41; Siegmund 1985, Sequential analysis, section II.6.
 """
@@ -25,7 +25,8 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-NUM_LEARNED = 60
+NUM_LEARNED = 60  # by default
+MIN_LEARNED = 3
 SLACK = 1.0
 THRESHOLD = 6.0
 FLOOR = 0.025
@@ -42,7 +43,8 @@ class Change(StrEnum):
 class Detector:
     """The detector's state for one speculator of one deployment."""
 
-    num_bins: int = 0  # of the reference; at most NUM_LEARNED
+    num_learned: int = NUM_LEARNED  # bins that give the reference
+    num_bins: int = 0  # of the reference; at most num_learned
     num_drafts: float = 0.0  # in the bins of the reference
     mean: float = 0.0  # of the reference, weighted by drafts
     squares: float = 0.0  # sum over the reference's bins: drafts * squared deviation from the mean
@@ -52,7 +54,7 @@ class Detector:
 
     @property
     def is_learning(self) -> bool:
-        return self.num_bins < NUM_LEARNED
+        return self.num_bins < self.num_learned
 
     @property
     def mean_drafts(self) -> float:

@@ -16,6 +16,7 @@ from django.utils import timezone
 from control.billing.usage.selectors import WIDTHS, Window
 from control.serving.acceptance.detector import Change, Detector, observe
 from control.serving.acceptance.models import AcceptanceWatch
+from control.serving.acceptance.options import alarm_of
 from control.serving.deployments.figures import figures_by_bucket
 from control.serving.deployments.models import UP, Deployment, Replica
 from control.tenants.events.services import event_record
@@ -88,7 +89,7 @@ def _read(deployment: Deployment, watch: AcceptanceWatch, window: Window) -> lis
         watch.pending_drafts += max(0.0, figures.counts["drafts"])
         watch.pending_accepted += max(0.0, figures.counts["accepted_tokens"])
         if watch.pending_drafts >= MIN_DRAFTS:
-            changes += _close_bin(watch, minute)
+            changes += _close_bin(watch, minute, alarm_of(deployment).reference_minutes)
     watch.until = window.end
     with transaction.atomic():
         unread = AcceptanceWatch.objects.filter(pk=watch.pk, until=until, speculator_id=watch.speculator_id)
@@ -104,10 +105,12 @@ def _read(deployment: Deployment, watch: AcceptanceWatch, window: Window) -> lis
     return changes
 
 
-def _close_bin(watch: AcceptanceWatch, minute: dt.datetime) -> list[Change]:
-    """Gives the pending minutes to the detector. Args: minute: the start of the last pending minute."""
+def _close_bin(watch: AcceptanceWatch, minute: dt.datetime, num_learned: int) -> list[Change]:
+    """Gives the pending minutes to the detector. Args: minute: the start of the last of them."""
     before = Detector(
-        is_dropped=watch.state == State.DROPPED, **{name: getattr(watch, name) for name in _DETECTOR_FIELDS}
+        num_learned=num_learned,
+        is_dropped=watch.state == State.DROPPED,
+        **{name: getattr(watch, name) for name in _DETECTOR_FIELDS},
     )
     length = 1.0 + watch.pending_accepted / watch.pending_drafts
     after, change = observe(before, length, watch.pending_drafts)

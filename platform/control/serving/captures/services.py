@@ -44,7 +44,10 @@ MAX_REQUESTS = 20_000  # limit for one deployment; only its newest requests are 
 MAX_FILE_BYTES = MAX_TEXT_BYTES
 _READ_ROWS = 16
 # Parameters without use for training. `capture_export` adds `model` again, as the base model's name.
-_NOT_KEPT = ("model", "stream", "stream_options", "n", "user", "metadata", "store", "return_token_ids")
+_NOT_KEPT = (
+    *("model", "stream", "stream_options", "n", "user", "metadata", "store", "return_token_ids"),
+    "return_acceptance",
+)
 
 
 @audited("capture.set")

@@ -83,14 +83,17 @@ def engine_key() -> EngineKey:
 
 @lru_cache(maxsize=_MAX_CONTEXTS)
 def trusting(certificate: str) -> ssl.SSLContext:
-    """Returns a client's context that trusts only this certificate, or no certificate if `certificate` is empty.
+    """Returns a client's context that trusts only this certificate; empty: none.
 
-    Raises: ssl.SSLError.
+    Raises: httpx2.ConnectError: the certificate is damaged, so the engine cannot be reached.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # requires a trusted certificate and the expected name
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if certificate:
-        context.load_verify_locations(cadata=certificate)
+        try:
+            context.load_verify_locations(cadata=certificate)
+        except (ssl.SSLError, ValueError, TypeError) as error:  # TypeError: it has other characters than ASCII
+            raise httpx2.ConnectError(f"the engine's certificate is damaged: {error}") from error
     return context
 
 

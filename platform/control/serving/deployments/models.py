@@ -57,6 +57,9 @@ class Deployment(ProjectObject):
         default=1, db_default=1, help_text="How many engine processes answer the requests."
     )
     scaling = models.JSONField(null=True, blank=True, help_text="The request's options of scaling; null: defaults.")
+    acceptance_alarm = models.JSONField(
+        null=True, blank=True, help_text="The request's options of the alarm; null: defaults."
+    )
     error = models.JSONField(null=True, blank=True)
     healthy_at = models.DateTimeField(null=True, blank=True)
     num_failed = models.PositiveIntegerField(

@@ -15,11 +15,13 @@ from control.models.catalog.selectors import base_model_get
 from control.models.engines.planning import engine_plan
 from control.models.engines.schemas import EnginePlan
 from control.queue.devices.selectors import hardware_check
+from control.serving.acceptance.options import alarm_of
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.scaling import scaling_of
 from control.serving.deployments.schemas import DeploymentOptions, DeploymentUpdateInput
 from control.serving.deployments.selectors import deployment_get
 from control.serving.deployments.services import (
+    deployment_alarm_set,
     deployment_create,
     deployment_memory_set,
     deployment_scale,
@@ -59,6 +61,7 @@ def create_from(organization: Organization, body: DeploymentOptions) -> Deployme
         engine=body.engine,
         num_replicas=body.replicas,
         scaling=body.scaling,
+        acceptance_alarm=body.acceptance_alarm,
         hardware=hardware_check(body.hardware),
     )
 
@@ -67,10 +70,10 @@ def update_from(deployment: Deployment, body: DeploymentUpdateInput) -> Deployme
     """Raises: ApiError: 400, `body` is empty; 404, no such speculator or adapter; otherwise as `deployment_update`."""
     changed = body.model_fields_set - {"allow_output_change"}
     if not changed:
-        message = "speculator_id: give speculator_id, adapters, remember_answers, replicas or scaling"
+        message = "speculator_id: give speculator_id, adapters, remember_answers, replicas, scaling or acceptance_alarm"
         raise ApiError(400, message, "missing_required_parameter", "speculator_id")
     organization, speculator, adapters = deployment.organization, deployment.speculator, None
-    if changed <= {"remember_answers", "replicas", "scaling"}:  # the processes continue to serve
+    if changed <= {"remember_answers", "replicas", "scaling", "acceptance_alarm"}:  # the processes continue to serve
         return _update_in_place(deployment, body)
     if "speculator_id" in body.model_fields_set:
         speculator = _speculator(organization, body.speculator_id)
@@ -84,6 +87,7 @@ def update_from(deployment: Deployment, body: DeploymentUpdateInput) -> Deployme
         remember_answers=body.remember_answers if "remember_answers" in changed else None,
         num_replicas=body.replicas if "replicas" in changed else None,
         scaling=body.scaling if "scaling" in changed else None,
+        acceptance_alarm=body.acceptance_alarm if "acceptance_alarm" in changed else None,
     )
 
 
@@ -95,6 +99,8 @@ def _update_in_place(deployment: Deployment, body: DeploymentUpdateInput) -> Dep
         deployment_scale(deployment=deployment, num_replicas=body.replicas)
     if "scaling" in body.model_fields_set:
         deployment_scaling_set(deployment=deployment, scaling=body.scaling)
+    if "acceptance_alarm" in body.model_fields_set:
+        deployment_alarm_set(deployment=deployment, acceptance_alarm=body.acceptance_alarm)
     return deployment
 
 
@@ -129,5 +135,6 @@ CHANGE_DEPLOYMENT = ConsoleForm(
         "remember_answers": row.remember_answers,
         "replicas": row.num_replicas,
         "scaling": scaling_of(row).model_dump(),
+        "acceptance_alarm": alarm_of(row).model_dump(),
     },
 )

@@ -8,6 +8,7 @@ from pydantic import Field, SkipValidation
 from control.core.api.schemas import Failure, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.models.engines.schemas import EngineOptions, Hardware, ValidateOnly
 from control.queue.jobs.schemas import Blocked
+from control.serving.acceptance.options import AlarmOptions, alarm_of
 from control.serving.acceptance.schemas import DeploymentAcceptance
 from control.serving.deployments.figures import PeriodFigures
 from control.serving.deployments.models import Deployment, Replica
@@ -36,6 +37,7 @@ class DeploymentOptions(RequestModel):
     engine: EngineOptions = EngineOptions()
     replicas: NumReplicas = Field(default=1, description=_REPLICAS)
     scaling: ScalingOptions = ScalingOptions()
+    acceptance_alarm: AlarmOptions = AlarmOptions()
     hardware: Hardware = None
 
 
@@ -54,6 +56,7 @@ class DeploymentUpdateInput(RequestModel):
     remember_answers: bool = Field(default=True, description=_REMEMBER_ANSWERS)
     replicas: NumReplicas = Field(default=1, description=_REPLICAS)
     scaling: ScalingOptions = ScalingOptions()
+    acceptance_alarm: AlarmOptions = AlarmOptions()
 
 
 class ServedAdapter(ResponseModel):
@@ -77,6 +80,7 @@ class DeploymentObject(ResponseModel):
         description="The number of replicas that are ready now. Sleeping replicas are not counted."
     )
     scaling: ScalingOptions
+    acceptance_alarm: AlarmOptions
     acceptance: DeploymentAcceptance | None = Field(
         description="Whether the acceptance length has dropped. Null if there is no speculator, or if its acceptance "
         "is not watched yet."
@@ -108,6 +112,7 @@ class DeploymentObject(ResponseModel):
             replicas=deployment.num_replicas,
             ready_replicas=len(ready),
             scaling=scaling_of(deployment),
+            acceptance_alarm=alarm_of(deployment),
             acceptance=DeploymentAcceptance.of(deployment),
             blocked=blocked_of(deployment),
         )

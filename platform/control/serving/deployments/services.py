@@ -19,6 +19,8 @@ from control.models.catalog.models import BaseModel, Speculator
 from control.models.engines.drafting import drafting_check
 from control.models.engines.planning import Purpose, Workload, engine_plan
 from control.models.engines.schemas import EngineOptions
+from control.serving.acceptance.models import AcceptanceWatch
+from control.serving.acceptance.options import DEFAULT_ALARM, AlarmOptions, alarm_of
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.quota import deployment_quota_check, device_quota_check
 from control.serving.deployments.scaling import NO_SCALING, ScalingOptions
@@ -43,6 +45,7 @@ def deployment_create(
     engine: EngineOptions | None = None,
     num_replicas: int = 1,
     scaling: ScalingOptions | None = None,
+    acceptance_alarm: AlarmOptions = DEFAULT_ALARM,
     hardware: str = "",
 ) -> Deployment:
     """Creates a deployment that answers requests for the model `name`. The supervisor starts its process.
@@ -77,6 +80,7 @@ def deployment_create(
                 engine=None if engine is None else engine.model_dump(),
                 num_replicas=num_replicas,
                 scaling=stored_scaling,
+                acceptance_alarm=_stored_alarm(acceptance_alarm),
                 hardware=hardware,
             )
     except IntegrityError as error:
@@ -149,6 +153,7 @@ def deployment_update(
     remember_answers: bool | None = None,
     num_replicas: int | None = None,
     scaling: ScalingOptions | None = None,
+    acceptance_alarm: AlarmOptions | None = None,
 ) -> Deployment:
     """Changes the speculator and the adapters. The new generation makes a running endpoint drain and restart.
 
@@ -156,9 +161,9 @@ def deployment_update(
         speculator: None: serve without a speculator.
         adapters: the complete new list; None: leave the adapters as they are.
         allow_output_change: accept that answers change with the new speculator.
-        remember_answers, num_replicas, scaling: None leaves the value unchanged.
-    Raises: ApiError: 400, the engine's options contradict the speculator; 409, answers would change, or a reason of
-        `deployment_create` that does not concern the name.
+        remember_answers, num_replicas, scaling, acceptance_alarm: None leaves the value unchanged.
+    Raises: ApiError: 400, the engine's options contradict the speculator; 409, as `deployment_create`, except for the
+        name, or answers would change.
     """
     _check_drafting(deployment, speculator)
     if not allow_output_change:
@@ -169,6 +174,8 @@ def deployment_update(
         deployment_scale(deployment=deployment, num_replicas=num_replicas)
     if scaling is not None:
         deployment_scaling_set(deployment=deployment, scaling=scaling)
+    if acceptance_alarm is not None:
+        deployment_alarm_set(deployment=deployment, acceptance_alarm=acceptance_alarm)
     if adapters is not None:
         _check_adapters(adapters, deployment.base_model)
         deployment.adapters.set(adapters)
@@ -238,6 +245,22 @@ def deployment_memory_set(*, deployment: Deployment, remember_answers: bool) -> 
     Deployment.objects.filter(pk=deployment.pk).update(remember_answers=remember_answers)
     deployment.refresh_from_db()
     return deployment
+
+
+@audited("deployment.update")
+@transaction.atomic
+def deployment_alarm_set(*, deployment: Deployment, acceptance_alarm: AlarmOptions) -> Deployment:
+    """Sets the options of the acceptance alarm. Effects: if they change, the next minute begins another reference."""
+    locked = Deployment.objects.select_for_update().get(pk=deployment.pk)
+    if acceptance_alarm != alarm_of(locked):
+        Deployment.objects.filter(pk=locked.pk).update(acceptance_alarm=_stored_alarm(acceptance_alarm))
+        AcceptanceWatch.objects.filter(deployment=locked).delete()
+    deployment.refresh_from_db()
+    return deployment
+
+
+def _stored_alarm(options: AlarmOptions) -> dict[str, Any] | None:
+    return None if options == DEFAULT_ALARM else options.model_dump()
 
 
 @audited("deployment.start")

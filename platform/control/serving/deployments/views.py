@@ -73,8 +73,8 @@ class DeploymentView(OneDeploymentView):
     def patch(self, request: Request, deployment_id: str, body: DeploymentUpdateInput) -> DeploymentObject:
         """Changes the speculator, the adapters or other settings. A `speculator_id` of null removes the speculator.
 
-        The replicas finish their requests and restart, one after another. They do not restart if only
-        `remember_answers`, `replicas` or `scaling` changes.
+        The endpoint finishes its requests and restarts, one replica after another. It does not restart when only
+        `remember_answers`, `replicas`, `scaling` or `acceptance_alarm` changes.
         """
         update_from(self.deployment(deployment_id), body)
         return DeploymentObject.of(self.deployment(deployment_id))

@@ -5,12 +5,14 @@ to one event loop. The first request creates the state, and so does the first re
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
 from control.core.api.body_limit import Receive, Scope, Send
+from control.core.api.errors import ApiError
 from control.core.database_threads import DatabaseThreads
 from control.core.settings.config import get_config
 from control.serving.gateway.accounting import Accounts
@@ -19,20 +21,29 @@ from control.serving.gateway.ended import Ended
 from control.serving.gateway.large_bodies import BodyReader
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Routes
-from control.serving.gateway.serving import error_response, serve
+from control.serving.gateway.serving import Entrance, error_response, serve
 from control.serving.gateway.shadowing import Shadows
+from control.serving.gateway.wire import WIRES
 from control.tenants.async_requests.handler import UnreadHandler, UnreadRequest
 from control.tenants.authentication.caller import Caller
 
 CLOSE_SECONDS = 5.0  # how long `close` waits for requests that the server has cancelled
 
 
+_NO_ENTRANCES: Mapping[str, Entrance] = {}
+
+
 class Gateway:
-    def __init__(self, threads: DatabaseThreads) -> None:
+    def __init__(self, threads: DatabaseThreads, entrances: Mapping[str, Entrance] = _NO_ENTRANCES) -> None:
+        """Args: entrances: by the path of a request; in addition to the routes of the API."""
         self._threads = threads
-        self._handler = UnreadHandler(self._view, error_response)
+        self._entrances = {path: Entrance(path=path) for path in WIRES} | dict(entrances)
+        self._handler = UnreadHandler(self._view, self._render_error)
         self._state: _State | None = None
         self._requests: set[asyncio.Task[Any]] = set()
+
+    def serves(self, path: str) -> bool:
+        return path in self._entrances
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
@@ -56,7 +67,10 @@ class Gateway:
     async def _view(self, request: UnreadRequest) -> HttpResponseBase:
         if self._state is None:
             self._state = _State(self._threads)
-        return await serve(request, _Backend(self._state, request))
+        return await serve(request, _Backend(self._state, request), self._entrances[request.path])
+
+    def _render_error(self, error: ApiError, path: str) -> HttpResponse:
+        return error_response(error, self._entrances[path].path)
 
 
 class _State:
@@ -82,8 +96,8 @@ class _Backend:
     async def receive_body(self, add: Callable[[int], None]) -> bytes:
         return await self._request.read_body(get_config().max_body_bytes, add)
 
-    async def read_body(self, raw: bytes, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
-        return await self._state.bodies.read(raw, self._request.path, organization_id=organization_id)
+    async def read_body(self, raw: bytes, path: str, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
+        return await self._state.bodies.read(raw, path, organization_id=organization_id)
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
         self._state.accounts.begin(caller, reservation_id)

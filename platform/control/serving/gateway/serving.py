@@ -45,6 +45,7 @@ from control.tenants.accounts.scopes import INFERENCE
 from control.tenants.async_requests.authentication import authenticate
 from control.tenants.async_requests.event_stream import EventStream
 from control.tenants.async_requests.handler import shut_down
+from control.tenants.authentication.api_keys import authenticate_request
 from control.tenants.authentication.caller import Caller
 
 MAX_TRIES = 3  # limit for the number of replicas to which a request is sent until one of them accepts it
@@ -68,8 +69,12 @@ class Backend(Protocol):
     async def receive_body(self, add: Callable[[int], None]) -> bytes:
         """Reads the body and calls `add` with the length of each part. Raises: ApiError: 408, 413, or from `add`."""
 
-    async def read_body(self, raw: bytes, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
-        """Parses a body. Returns the request, and the body that is sent to the engine. Raises: ApiError: 400."""
+    async def read_body(self, raw: bytes, path: str, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
+        """Parses a body. Returns the request, and the body that is sent to the engine.
+
+        Args: path: of the route of the API.
+        Raises: ApiError: 400.
+        """
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
         """Is called when a request has reserved its cost, before it is sent."""
@@ -78,39 +83,49 @@ class Backend(Protocol):
         """Records the request. It is called exactly once for each request that was sent to an engine."""
 
 
-async def serve(request: HttpRequest, backend: Backend) -> HttpResponseBase:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrance:
+    """A path at which requests arrive. The routes of the API are entrances; other rooms may add their own."""
+
+    path: str  # of the route of the API whose bodies and answers the entrance has
+    read_key: Callable[[HttpRequest], ApiKey] = authenticate_request  # see `authenticate`
+
+
+async def serve(request: HttpRequest, backend: Backend, entrance: Entrance) -> HttpResponseBase:
     try:
         if request.method != "POST":
             raise ApiError(
                 405, f'Method "{request.method}" not allowed.', "method_not_allowed", headers={"Allow": "POST"}
             )
         # Comes first: a caller without a key must learn nothing, not even that its body is malformed.
-        key = await authenticate(request, INFERENCE, backend.call)
+        key = await authenticate(request, INFERENCE, backend.call, entrance.read_key)
         requests = backend.open_requests
         with ExitStack() as until_complete, requests.held_bytes(key.organization_id) as add_bytes:
             with requests.one_more_arriving(key.organization_id):
                 raw = await backend.receive_body(add_bytes)
             until_complete.enter_context(requests.one_more(key.organization_id))
-            return await _serve(request, raw, backend, key, until_complete)
+            return await _serve(request, raw, backend, entrance.path, key, until_complete)
     except ApiError as error:
-        return error_response(error, request.path)
+        return error_response(error, entrance.path)
 
 
 def error_response(error: ApiError, path: str) -> HttpResponse:
-    """Returns a response in the shape that the route's clients read."""
+    """Returns a response in the shape that the clients of the API's route `path` read."""
     body = WIRES[path].error_body(error.body()["error"], status=error.status)
     return JsonResponse(body, status=error.status, headers=error.headers)
 
 
 async def _serve(
-    request: HttpRequest, raw: bytes, backend: Backend, key: ApiKey, until_complete: ExitStack
+    request: HttpRequest, raw: bytes, backend: Backend, path: str, key: ApiKey, until_complete: ExitStack
 ) -> HttpResponseBase:
     """Answers a request whose caller has been authenticated and whose body has arrived.
 
-    Args: until_complete: contexts that end with the last byte of the answer.
+    Args:
+        path: of the route of the API.
+        until_complete: contexts that end with the last byte of the answer.
     """
-    wire, limit_seconds = WIRES[request.path], wait_seconds(request.headers.get(HEADER))
-    completion, sent = await backend.read_body(raw, organization_id=key.organization_id)
+    wire, limit_seconds = WIRES[path], wait_seconds(request.headers.get(HEADER))
+    completion, sent = await backend.read_body(raw, path, organization_id=key.organization_id)
     caller = Caller.of(key)
     route = await backend.routes.find(key, completion.model)
     reserved = None if wire.is_free else await _reserve(backend, caller, route, completion)
@@ -118,18 +133,18 @@ async def _serve(
         backend=backend,
         caller=caller,
         model=completion.model,
-        path=request.path,
+        path=path,
         named_id=route.named_id,
         base_model_id=route.base_model_id,
         opening=completion.opening,
         captured=raw if wire.is_captured and len(raw) <= MAX_BODY_BYTES else None,
         reserved=reserved,
-        span=_begin_span(completion.model, request.path),
-        measuring=_measuring(request, backend, caller, route, sent),
+        span=_begin_span(completion.model, path),
+        measuring=_measuring(request, backend, path, caller, route, sent),
     )
     send = partial(
         forward,
-        path=request.path,
+        path=path,
         body=sent,
         request_id=request_id(request),
         memory=_memory(caller, route),
@@ -289,14 +304,16 @@ class _Exchange:
         )
 
 
-def _measuring(request: HttpRequest, backend: Backend, caller: Caller, route: Route, sent: bytes) -> Measuring:
-    wire = WIRES[request.path]
+def _measuring(
+    request: HttpRequest, backend: Backend, path: str, caller: Caller, route: Route, sent: bytes
+) -> Measuring:
+    wire = WIRES[path]
     return Measuring(
         trial=None if wire.is_free or wire.is_audit else route.trial,
         shadows=backend.shadows if wire.is_captured else None,
         organization_id=caller.organization_id,
         request_id=request_id(request),
-        path=request.path,
+        path=path,
         body=sent,
         memory=_memory(caller, route),
     )

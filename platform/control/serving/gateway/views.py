@@ -22,16 +22,16 @@ from control.serving.gateway.ended import Ended
 from control.serving.gateway.large_bodies import read_small
 from control.serving.gateway.open_requests import OpenRequests
 from control.serving.gateway.routes import Routes
-from control.serving.gateway.serving import serve
+from control.serving.gateway.serving import Entrance, serve
 from control.tenants.authentication.caller import Caller
 
 
 @csrf_exempt
 async def generate(request: HttpRequest) -> HttpResponseBase:
-    return await serve(request, _InDjango(request))
+    return await serve(request, InDjango(request), Entrance(path=request.path))
 
 
-class _InDjango:
+class InDjango:
     """A `serving.Backend` for one request."""
 
     def __init__(self, request: HttpRequest) -> None:
@@ -50,8 +50,8 @@ class _InDjango:
         add(len(body))
         return body
 
-    async def read_body(self, raw: bytes, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
-        return read_small(raw, self._request.path)
+    async def read_body(self, raw: bytes, path: str, *, organization_id: str) -> tuple[CompletionRequest, bytes]:
+        return read_small(raw, path)
 
     def begin(self, caller: Caller, reservation_id: str) -> None:
         """Does nothing, because this backend never renews a reservation."""

@@ -18,6 +18,7 @@ import structlog
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from control.billing.spending.quoted import quote_of, quoted_use_add
 from control.core.api.errors import ApiError
 from control.models.catalog.drafters import changes_output
 from control.models.catalog.models import Speculator
@@ -76,10 +77,13 @@ def rollout_create(
         output_change_refuse(deployment, speculator)
     try:
         with transaction.atomic():
+            canary = canary_create(deployment=deployment, speculator=speculator)
+            if (quote_id := quote_of(deployment.pk)) is not None:  # its device time counts towards the same cap
+                quoted_use_add(organization_id=deployment.organization_id, quote_id=quote_id, object_id=canary.pk)
             return Rollout.objects.create(
                 organization=deployment.organization,
                 deployment=deployment,
-                canary=canary_create(deployment=deployment, speculator=speculator),
+                canary=canary,
                 speculator=speculator,
                 previous=deployment.speculator,
                 share_percent=share_percent,

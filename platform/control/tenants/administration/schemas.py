@@ -122,11 +122,12 @@ class ProjectObject(ResponseModel):
 class StorageObject(ResponseModel):
     object: Literal["storage"] = "storage"
     limit_bytes: int
-    used_bytes: int = Field(description="The sum of the bytes of files, uploads, adapters and captures.")
+    used_bytes: int = Field(description="The sum of the five parts.")
     files_bytes: int
     uploads_bytes: int = Field(description="Parts of uploads that are not completed yet.")
     adapters_bytes: int
     captures_bytes: int
+    checkpoints_bytes: int = Field(description="Adapters in the checkpoints of fine-tuning jobs that have ended.")
 
     @classmethod
     def of(cls, organization: Organization) -> Self:

@@ -29,6 +29,7 @@ class StoredPart(models.TextChoices):
     UPLOADS = "uploads"  # parts of unfinished uploads
     ADAPTERS = "adapters"
     CAPTURES = "captures"
+    CHECKPOINTS = "checkpoints"  # adapters in the checkpoints of ended fine-tuning jobs
 
 
 class StoredBytes(models.Model):
@@ -39,6 +40,7 @@ class StoredBytes(models.Model):
     uploads_bytes = models.BigIntegerField(default=0)
     adapters_bytes = models.BigIntegerField(default=0)
     captures_bytes = models.BigIntegerField(default=0)
+    checkpoints_bytes = models.BigIntegerField(default=0, db_default=0)
 
     class Meta:
         verbose_name_plural = "stored bytes"

@@ -45,7 +45,7 @@ def storage_check(organization_id: str, *, num_bytes: int, replacing: int = 0) -
     if used + num_bytes - replacing > limit:
         message = (
             f"Your organization stores {used:,} of {limit:,} bytes; {num_bytes:,} more do not fit."
-            " Delete files, adapters or captured requests that you no longer need."
+            " Delete files, adapters, checkpoints or captured requests that you no longer need."
         )
         raise ApiError(403, message, "storage_quota_exceeded", type="insufficient_quota")
 

@@ -20,7 +20,7 @@ from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_pause, job_resume
 from control.queue.jobs.state import Claim
 from control.tenants.events.services import event_record
-from control.tenants.row_security.scope import as_tenant
+from control.tenants.row_security.each import each_as_tenant
 from control.workflows.batches.event_types import BATCH_PAUSED, BATCH_RESUMED
 from control.workflows.batches.models import Batch
 
@@ -50,28 +50,28 @@ def quote_spent_nanousd(quote_id: str) -> int:
     return quotes_spent_nanousd([quote_id])[quote_id]
 
 
-def quote_cap_reached(quote: Any) -> CapReached | None:
-    """Returns the cap of the quote if it is reached. Args: quote: a `Quote`, whose module imports batches, or None."""
-    if quote is None:
+def quote_cap_reached(quote_id: str | None) -> CapReached | None:
+    """Returns the cap of the quote if it is reached. Reads it, because it may have changed since the row was read."""
+    if quote_id is None:
         return None
-    # the cap may have changed since the row was read
-    cap = type(quote).objects.filter(pk=quote.pk).values_list("cap_nanousd", flat=True).first()
-    if cap is None or (spent := quote_spent_nanousd(quote.pk)) < cap:
+    quotes: Any = Batch._meta.get_field("quote").related_model  # the module of `Quote` imports this one
+    cap = quotes.objects.filter(pk=quote_id).values_list("cap_nanousd", flat=True).first()
+    if cap is None or (spent := quote_spent_nanousd(quote_id)) < cap:
         return None
     message = f"{format_usd(spent)} of the quote's cap of {format_usd(cap)} have been spent."
-    return CapReached(cap_id=quote.pk, message=message)
+    return CapReached(cap_id=quote_id, message=message)
 
 
 def batch_cap_reached(batch: Batch) -> CapReached | None:
     """Returns the cap of the quote, project or organization that the batch has reached; None if it has reached none."""
-    reached = quote_cap_reached(batch.quote)
+    reached = quote_cap_reached(batch.quote_id)
     return reached or cap_reached(caller_of_job(job_id=batch.job_id, organization_id=batch.organization_id))
 
 
 def batches_paused() -> QuerySet[Batch]:
     """Batches that were paused by a spend cap, not by the customer."""
     paused = Batch.objects.filter(job__status="paused", job__paused__code=REACHED)
-    return paused.select_related("job", "quote").order_by("pk")
+    return paused.select_related("job").order_by("pk")
 
 
 @transaction.atomic
@@ -90,9 +90,8 @@ def batches_review() -> None:
 
     Workers call this regularly, so a batch is resumed even if it was paused after the signal that its cap was lifted.
     """
-    for batch in batches_paused()[:REVIEW_LIMIT]:
-        with as_tenant(batch.organization_id, batch.project_id):
-            _review(batch)
+    paused = batches_paused()[:REVIEW_LIMIT]
+    each_as_tenant(paused, _review, failure="could not review a paused batch", name="batch_id")
 
 
 def batches_resume(organization_id: str, **_: Any) -> None:

@@ -13,7 +13,6 @@ from control.tenants.accounts.models import Organization
 
 SUFFIX = "suffix"
 UNTRAINED = (SUFFIX, "ngram")  # drafters that need no speculator
-MAX_FURTHER_ARMS = 4
 
 
 @dataclass(frozen=True, slots=True)

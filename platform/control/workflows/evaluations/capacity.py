@@ -14,10 +14,10 @@ the interval of the ratio of the two arms if the evaluation has further arms (`c
 of the acceptance length.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, TypeGuard
 
 HOURS_A_MONTH = 730
 MAX_LENGTH_RATIO = 2.0  # answers up to twice as long or as short as the evaluated ones have about the measured speed
@@ -89,6 +89,9 @@ def capacity_plan(report: Mapping[str, Any], load: Load, *, speculator: str) -> 
     output_tokens = measured if load.output_tokens is None else load.output_tokens
     price = report.get("price_per_gpu_hour") if load.price_per_device_hour is None else load.price_per_device_hour
     plain, speculative = point["tokens_per_second_plain"], point["tokens_per_second_speculative"]
+    if min(plain, speculative) <= 0:
+        message = f"the evaluation measured no tokens per second at concurrency {point['concurrency']}"
+        raise NotMeasuredError("evaluation_id", message)
     interval, source = _interval(report, point, plain, speculative, speculator)
     reasons = _extrapolations(load, measured)
     needed = load.requests_per_second * output_tokens / load.utilisation  # tokens per second, of all devices
@@ -150,13 +153,18 @@ def _interval(
     """Returns the bounds of the tokens per second with the speculator, and the figure from which they come."""
     for pair in report.get("pairs") or []:
         of_pair = (pair["concurrency"], pair["arm"], pair["baseline"])
-        if of_pair == (point["concurrency"], speculator, "none") and pair["interval"] is not None:
+        if of_pair == (point["concurrency"], speculator, "none") and _is_above_zero(pair["interval"]):
             return (plain * pair["interval"][0], plain * pair["interval"][1]), "pairs"
     accepted, mean = point.get("acceptance_length_interval"), point["acceptance_length"]
-    if accepted is None or mean <= 0:
+    if not _is_above_zero(accepted) or mean <= 0:
         return None, None
     # A verify pass takes about the same time however many of its tokens are accepted.
     return (speculative * accepted[0] / mean, speculative * accepted[1] / mean), "acceptance_length"
+
+
+def _is_above_zero(interval: Sequence[float] | None) -> TypeGuard[Sequence[float]]:
+    """An interval that begins at zero says nothing about the number of devices."""
+    return interval is not None and interval[0] > 0
 
 
 def _extrapolations(load: Load, measured: float) -> list[str]:

@@ -6,10 +6,9 @@ from pydantic import Field, SkipValidation
 
 from control.billing.usage.schemas import Amount
 from control.core.api.schemas import Figures, OneOf, RequestModel, ResponseModel, Unix
-from control.models.engines.schemas import EngineOptions, Hardware, ValidateOnly
+from control.models.engines.schemas import MAX_FURTHER_ARMS, EngineOptions, Hardware, ValidateOnly
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Progress
-from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
 from control.workflows.evaluations.capacity import CapacityPlan
 from control.workflows.prompt_files.schemas import Overlap
 

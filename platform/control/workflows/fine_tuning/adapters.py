@@ -24,15 +24,18 @@ from control.models.catalog.models import BaseModel
 from control.models.catalog.selectors import base_model_get
 from control.queue.jobs.checkpoints import checkpoint_folder
 from control.queue.jobs.models import Job, JobEvent
+from control.queue.jobs.protocol import LABELS_AND_HARDWARE
 from control.queue.jobs.services import job_submit, queued_quota_check
 from control.tenants.accounts.models import Organization
 from control.tenants.audit.record import audit_record, audited
 from control.tenants.quotas.file_work import file_work
+from control.tenants.quotas.storage import storage_check
 from control.workflows.datasets.services import labels_check
+from control.workflows.fine_tuning.checkpoints import check_servable, gone, is_deleted
 from control.workflows.fine_tuning.history import checkpoint_name
+from control.workflows.fine_tuning.memory import FineTuningPlan, fine_tuning_memory_needed, fine_tuning_plan
 from control.workflows.fine_tuning.models import FineTuningJob
 from control.workflows.fine_tuning.schemas import JobInput, LabelHyperparameters
-from control.workflows.pipelines.engines import training_memory_needed
 from workers.hyperparameters.fields import HyperparameterError
 from workers.hyperparameters.lora import read_lora_hyperparameters
 from workers.kinds import FINE_TUNED_MODEL_TYPES, LORA
@@ -54,28 +57,29 @@ def adapter_training_start(*, organization: Organization, request: JobInput) -> 
     """Checks every row of both files, and queues the training.
 
     Raises: ApiError: 400, the model's adapters cannot be trained, a hyperparameter is invalid, or a row has no label
-        (the message names the first such line); 403, the model has no price; 404, the model or a file does not exist;
-        429, too many jobs are queued.
+        (the message names the first such line); 403, the model has no price, or the storage limit is reached; 404, the
+        model or a file does not exist; 429, too many jobs are queued.
     """
-    hyperparameters = request.label_hyperparameters()
-    base_model = base_model_get(organization, request.model)
+    hyperparameters, base_model = request.label_hyperparameters(), base_model_get(organization, request.model)
     require_price(base_model_id=base_model.pk, name=base_model.name)
-    _check_model(base_model)
+    adapter_training_plan(organization=organization, request=request)
+    storage_check(organization.pk, num_bytes=1)  # the result and its checkpoints will be stored
     queued_quota_check(organization.pk)  # to fail early; `job_submit` checks again, under the lock
     training_file = _labelled(organization, request.training_file, "training_file")
     validation_file = None
     if request.validation_file is not None:
         validation_file = _labelled(organization, request.validation_file, "validation_file")
     identity, seed = fine_tuning_job_id(), request.seed or 0
-    params = {
-        "method": LORA,
-        "fine_tuning_job_id": identity,
-        "hyperparameters": worker_hyperparameters(hyperparameters),
-        "seed": seed,
-    }
-    memory_needed = training_memory_needed(base_model)
+    chosen = worker_hyperparameters(hyperparameters)
+    params = {"method": LORA, "fine_tuning_job_id": identity, "hyperparameters": chosen, "seed": seed}
     with change():
-        job = job_submit(organization=organization, kind=Job.Kind.TRAINING, params=params, memory_needed=memory_needed)
+        job = job_submit(
+            organization=organization,
+            kind=Job.Kind.TRAINING,
+            params=params,
+            memory_needed=fine_tuning_memory_needed(base_model, rank=_rank(chosen)),
+            min_protocol=LABELS_AND_HARDWARE,
+        )
         row = FineTuningJob.objects.create(
             id=identity,
             organization=organization,
@@ -92,6 +96,13 @@ def adapter_training_start(*, organization: Organization, request: JobInput) -> 
     return row
 
 
+def adapter_training_plan(*, organization: Organization, request: JobInput) -> FineTuningPlan:
+    """Plans the memory without reading the files. Raises: ApiError: 400, also if the training fits on no device."""
+    base_model = base_model_get(organization, request.model)
+    _check_model(base_model)
+    return fine_tuning_plan(base_model, rank=_rank(worker_hyperparameters(request.label_hyperparameters())))
+
+
 def adapter_trained(*, job: FineTuningJob, folder: Path) -> Adapter:
     """Stores the result of a job as an adapter. A second call, from a repeated attempt, returns the stored adapter.
 
@@ -106,7 +117,12 @@ def adapter_trained(*, job: FineTuningJob, folder: Path) -> Adapter:
     if existing is None:
         try:
             return adapter_store(
-                organization=job.organization, name=job.name, base_model=job.base_model, folder=folder, on_saved=assign
+                organization=job.organization,
+                name=job.name,
+                base_model=job.base_model,
+                folder=folder,
+                made_from=job.pk,
+                on_saved=assign,
             )
         except ApiError as error:  # an attempt that has lost its lease may have stored the adapter since
             existing = _stored_adapter(job) if error.code == "name_taken" else None
@@ -129,22 +145,23 @@ def checkpoint_adapter_create(*, job: FineTuningJob, checkpoint: JobEvent, name:
     Raises: ApiError: 400, the job trains a speculator; 404, the checkpoint is no longer stored; or as
         `adapter_store`; 429, too many files are being read or written.
     """
-    if job.base_model is None:
-        message = "This job trains a speculator, which always gets the weights of its best checkpoint."
-        raise ApiError(400, message, "checkpoint_not_servable", "checkpoint_id")
+    check_servable(job)
+    assert job.base_model is not None, "a job that trains an adapter has a model"
+    if is_deleted(job, checkpoint):
+        raise gone()
     prefix = checkpoint_folder(checkpoint.job_id, step=checkpoint.data["step"], fence=checkpoint.data["fence"])
     with file_work.taken(job.organization_id), staging_folder() as folder:
         try:
             for file in (CONFIG, WEIGHTS):
                 get_storage().get_file(f"{prefix}/{file}", folder / file)
         except ObjectMissing as error:
-            message = "The files of this checkpoint are no longer stored."
-            raise ApiError(404, message, "checkpoint_not_found", "checkpoint_id") from error
+            raise gone() from error
         return adapter_store(
             organization=job.organization,
             name=name or checkpoint_name(job, checkpoint),
             base_model=job.base_model,
             folder=folder,
+            made_from=job.pk,
             on_saved=lambda adapter: audit_record("fine_tuning_job.create_adapter", job),
         )
 
@@ -164,6 +181,10 @@ def worker_hyperparameters(given: LabelHyperparameters) -> dict[str, Any]:
         param = f"method.supervised.hyperparameters.{_REQUESTED.get(error.name, error.name)}"
         raise ApiError(400, f"{param}: {error}", "invalid_value", param) from error
     return chosen
+
+
+def _rank(hyperparameters: Mapping[str, Any]) -> int:
+    return read_lora_hyperparameters(hyperparameters).rank
 
 
 def adapter_name(model: str, suffix: str | None, identity: str) -> str:

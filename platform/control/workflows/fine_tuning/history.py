@@ -121,6 +121,10 @@ class FineTuningCheckpointObject(ResponseModel):
     fine_tuning_job_id: str
     metrics: SkipValidation[Figures]
     step_number: SkipValidation[int]
+    bytes: int | None = Field(
+        description="Stored bytes of the checkpoint's adapter, which count towards the storage limit; 0 after its "
+        "deletion. Null before the job has ended, and if no adapter can be created from the checkpoint."
+    )
 
     @classmethod
     def of(cls, job: FineTuningJob, event: JobEvent) -> Self:
@@ -132,4 +136,5 @@ class FineTuningCheckpointObject(ResponseModel):
             fine_tuning_job_id=job.pk,
             metrics=_metrics(event.data),
             step_number=step,
+            bytes=job.checkpoints.get(str(event.pk)),
         )

@@ -28,6 +28,14 @@ class FineTuningJob(ProjectObject):
     adapter = models.ForeignKey(Adapter, on_delete=models.SET_NULL, related_name="+", null=True, blank=True)
     name = models.CharField(max_length=240, default="", db_default="", blank=True, help_text="`ft:MODEL:SUFFIX:ID`")
     seed = models.IntegerField(default=0, db_default=0)
+    checkpoints = models.JSONField(
+        default=dict,
+        db_default=models.Value({}, models.JSONField()),
+        blank=True,
+        help_text="Bytes of the stored adapters in the checkpoints of an ended job, by the number of the event of the "
+        "checkpoint's commit. 0: the customer has deleted it.",
+    )
+    checkpoint_bytes = models.BigIntegerField(default=0, db_default=0, help_text="The sum of `checkpoints`.")
     training_file = models.ForeignKey(
         File, on_delete=models.PROTECT, related_name="+", help_text="The file that the customer uploaded."
     )

@@ -11,7 +11,7 @@ from control.core.api.metadata import Metadata
 from control.core.api.requests import parse_request
 from control.core.api.schemas import Figures, IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
 from control.models.adapters.lora import MAX_RANK
-from control.models.engines.schemas import Hardware
+from control.models.engines.schemas import Hardware, ValidateOnly
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Paused, Progress
 from control.workflows.batches.models import Batch
@@ -99,6 +99,7 @@ class JobInput(RequestModel):
     integrations: Annotated[list[Any] | None, AfterValidator(_refuse_integrations)] = None
     turbo: _Object | None = None
     metadata: Metadata | None = None
+    validate_only: ValidateOnly = False
 
     @property
     def learns_labels(self) -> bool:
@@ -115,6 +116,12 @@ class JobInput(RequestModel):
             message = f"hyperparameters cannot be given together with method; give {param}"
             raise ApiError(400, message, "invalid_value", "hyperparameters")
         return parse_request(LabelHyperparameters, values, under=param)
+
+    def check_plannable(self) -> None:
+        """Raises: ApiError: 400, `validate_only` is given for the training of a speculator."""
+        if not self.learns_labels:
+            message = "validate_only is for jobs with method and without turbo; POST /v1/pipelines plans the others."
+            raise ApiError(400, message, "invalid_value", "validate_only")
 
     def chosen_hyperparameters(self) -> Hyperparameters:
         """The hyperparameters of `method`, or else the top-level `hyperparameters`. Raises: ApiError: 400."""

@@ -4,6 +4,7 @@ from control.workflows.fine_tuning.views import (
     FineTuningCancelView,
     FineTuningCheckpointAdapterView,
     FineTuningCheckpointsView,
+    FineTuningCheckpointView,
     FineTuningEventsView,
     FineTuningJobsView,
     FineTuningJobView,
@@ -19,6 +20,7 @@ urlpatterns = [
     path("fine_tuning/jobs/<str:job_id>/resume", FineTuningResumeView.as_view()),
     path("fine_tuning/jobs/<str:job_id>/events", FineTuningEventsView.as_view()),
     path("fine_tuning/jobs/<str:job_id>/checkpoints", FineTuningCheckpointsView.as_view()),
+    path("fine_tuning/jobs/<str:job_id>/checkpoints/<str:checkpoint_id>", FineTuningCheckpointView.as_view()),
     path(
         "fine_tuning/jobs/<str:job_id>/checkpoints/<str:checkpoint_id>/adapter",
         FineTuningCheckpointAdapterView.as_view(),

@@ -7,16 +7,18 @@ from control.core.api.errors import ApiError
 from control.core.api.metadata import MAX_PAIRS
 from control.core.api.operation import PAGING, operation
 from control.core.api.paging import paginate, paginate_list
-from control.core.api.schemas import Page
+from control.core.api.schemas import Deleted, Page
 from control.data.files.upload_view import nested
 from control.models.adapters.schemas import AdapterObject
 from control.tenants.authentication.views import OrganizationView
-from control.workflows.fine_tuning.adapters import checkpoint_adapter_create
+from control.workflows.fine_tuning.adapters import adapter_training_plan, checkpoint_adapter_create
+from control.workflows.fine_tuning.checkpoints import checkpoint_delete
 from control.workflows.fine_tuning.history import (
     CheckpointAdapterInput,
     FineTuningCheckpointObject,
     FineTuningEventObject,
 )
+from control.workflows.fine_tuning.memory import FineTuningPlan
 from control.workflows.fine_tuning.schemas import FineTuningJobObject, JobInput
 from control.workflows.fine_tuning.selectors import (
     CHECKPOINT,
@@ -48,8 +50,11 @@ class FineTuningJobsView(OrganizationView):
         jobs = with_metadata(fine_tuning_jobs_list(self.organization), wanted)
         return paginate(jobs, request, FineTuningJobObject.of)
 
-    @operation("fine_tuning.jobs.create", request=JobInput, response=FineTuningJobObject)
-    def post(self, request: Request, body: JobInput) -> FineTuningJobObject:
+    @operation("fine_tuning.jobs.create", request=JobInput, response=FineTuningJobObject, plan=FineTuningPlan)
+    def post(self, request: Request, body: JobInput) -> FineTuningJobObject | FineTuningPlan:
+        if body.validate_only:
+            body.check_plannable()
+            return adapter_training_plan(organization=self.organization, request=body)
         job = fine_tuning_job_create(organization=self.organization, request=body)
         return FineTuningJobObject.of(fine_tuning_job_get(self.organization, job.pk))
 
@@ -120,6 +125,21 @@ class FineTuningCheckpointsView(OrganizationView):
         return paginate_list(
             [FineTuningCheckpointObject.of(job, event) for event in job_events_list(job, CHECKPOINT)], request
         )
+
+
+class FineTuningCheckpointView(OrganizationView):
+    scope = "fine_tuning"
+
+    @operation(
+        "fine_tuning.jobs.checkpoints.delete",
+        summary="Delete the files of a checkpoint",
+        response=Deleted,
+    )
+    def delete(self, request: Request, job_id: str, checkpoint_id: str) -> Deleted:
+        """Only for jobs that train an adapter, after their end. Adapters that were created from it are not deleted."""
+        job = fine_tuning_job_get(self.organization, job_id)
+        checkpoint_delete(job=job, checkpoint=checkpoint_get(job, checkpoint_id))
+        return Deleted(id=checkpoint_id, object="fine_tuning.job.checkpoint")
 
 
 class FineTuningCheckpointAdapterView(OrganizationView):

@@ -80,6 +80,7 @@ LINKS = (
     Link("fine_tuning_job", "pipeline", "pipeline_id", in_child=False),
     Link("fine_tuning_job", "job", "job_id", in_child=False),
     Link("fine_tuning_job", "adapter", "adapter_id", in_child=False),
+    Link("fine_tuning_job", "adapter", "made_from"),
     Link("adapter", "deployment", "adapters", reverse="deployments"),
     Link("file", "pipeline", "prompts_file_id"),
     Link("file", "pipeline", "held_out_file_id"),

@@ -7,9 +7,9 @@ from control.core.api.errors import ApiError
 from control.core.api.forms import ConsoleForm, name_choices
 from control.models.catalog.hyperparameters import hyperparameters_check
 from control.models.catalog.models import Speculator
+from control.models.engines.schemas import MAX_FURTHER_ARMS
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.selectors import deployment_get
-from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
 from control.workflows.loops.models import Loop
 from control.workflows.loops.schemas import LoopGate, LoopInput, LoopLimits, LoopRecipe, LoopUpdateInput
 from control.workflows.loops.services import loop_set, loop_update
@@ -44,6 +44,8 @@ def _columns(body: LoopInput, names: list[str] | tuple[str, ...]) -> dict[str, A
     for name, value in columns.items():
         if name != "enabled":
             columns[name] = value.model_dump(exclude={"monthly_budget"})
+    if "rollout" in columns:
+        columns["rollout"] = body.rollout.stored()
     if "limits" in columns:
         budget = body.limits.monthly_budget
         columns["budget_nanousd"] = None if budget is None else nanousd(budget)

@@ -44,7 +44,8 @@ from control.workflows.pipelines.schemas import PipelineRequest
 log = structlog.get_logger(__name__)
 
 MAX_WAIT = dt.timedelta(days=1)  # for a rollout that cannot begin yet, or a queue that is full
-# Codes of refusals that end by themselves. Refusals with status 429 do, too.
+TRY_AGAIN = dt.timedelta(minutes=10)  # after the captured requests had too few different rows
+# Refusals that end by themselves, beside 429.
 _PASSING_CODES = frozenset({"rollout_active", "deployment_not_ready", "hardware_not_found"})
 _PIPELINE_STATUS = {
     Pipeline.Status.DISTILLING: Status.DISTILLING,
@@ -90,10 +91,14 @@ def _stop_if_unwanted(of: LoopRound) -> bool:
 def _capture(of: LoopRound) -> bool:
     recipe = LoopRecipe.model_validate(of.settings["recipe"])
     longest = dt.timedelta(seconds=recipe.max_capture_seconds)
-    if has_captured(of.deployment, recipe.min_rows, of.data_since):
+    is_due = timezone.now().timestamp() >= of.settings.get("next_try_at", 0)
+    if is_due and has_captured(of.deployment, recipe.min_rows, of.data_since):
         return _start_pipeline(of, recipe, longest)
     if _has_waited(of, longest):
-        message = f"Fewer than {recipe.min_rows} requests were captured in {recipe.max_capture_seconds} seconds."
+        message = (
+            f"Fewer than {recipe.min_rows} requests, or too few different ones, were captured in "
+            f"{recipe.max_capture_seconds} seconds."
+        )
         return _fail(of, "too_few_requests", message)
     return False
 
@@ -116,8 +121,18 @@ def _start_pipeline(of: LoopRound, recipe: LoopRecipe, longest_capture: dt.timed
     except _OvertakenError:
         return False
     except ApiError as error:
+        if error.code == "too_few_rows":  # the same requests repeat, and the file has each of them once
+            return _try_again_later(of)
         return _wait_or_fail(of, error, longest_capture + MAX_WAIT)
     return True
+
+
+def _try_again_later(of: LoopRound) -> bool:
+    """Lets the round wait for further requests, and limits how often their file is written meanwhile."""
+    later = (timezone.now() + TRY_AGAIN).timestamp()
+    log.info("a round waits for different requests", round_id=of.pk)
+    LoopRound.objects.filter(pk=of.pk, status=Status.CAPTURING).update(settings={**of.settings, "next_try_at": later})
+    return False
 
 
 def _pipeline_request(of: LoopRound, recipe: LoopRecipe, prompts_file: str) -> PipelineRequest:
@@ -199,6 +214,7 @@ def _start_rollout(of: LoopRound, figures: Mapping[str, Any]) -> bool:
                 share_percent=terms.share_percent,
                 terms=terms.terms(),
                 max_seconds=terms.max_seconds,
+                mode=terms.mode,
             )
             if not transition(of, Status.ROLLING_OUT, rollout=rollout, figures=figures):
                 raise _OvertakenError

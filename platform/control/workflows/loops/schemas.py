@@ -9,6 +9,7 @@ from control.billing.usage.schemas import Amount
 from control.core.api.schemas import Failure, IntRange, Number, OneOf, RequestModel, ResponseModel, Unix
 from control.serving.captures.services import MAX_REQUESTS
 from control.serving.rollouts.decision import Terms
+from control.serving.rollouts.models import Rollout
 from control.workflows.loops.models import Loop, LoopRound
 from control.workflows.loops.selectors import month_spend, round_running
 from control.workflows.pipelines.schemas import Evaluation, Gate
@@ -96,13 +97,26 @@ class LoopRollout(RequestModel):
     max_acceptance_drop: Annotated[Number, Field(ge=0, le=1)] = 0.05
     max_error_rate: Annotated[Number, Field(ge=0, le=1)] = 0.01
     max_seconds: Annotated[int, IntRange(60, 7 * DAY_SECONDS)] = DAY_SECONDS
+    mode: Annotated[str, OneOf(Rollout.Mode.values)] = Field(
+        default="canary", description="`shadow`: the new speculator answers copies of the requests."
+    )
+    alpha: Annotated[Number, Field(ge=0.000001, le=0.5)] = Field(
+        default=0.05, description="The largest probability that the evidence is ever misread."
+    )
 
     def terms(self) -> Terms:
         return Terms(
             min_requests=self.min_requests,
             max_acceptance_drop=self.max_acceptance_drop,
             max_error_rate=self.max_error_rate,
+            alpha=self.alpha,
         )
+
+    def stored(self) -> dict[str, Any]:
+        """Returns what the row stores. The previous release refuses `mode` and `alpha`, which it does not know, so they
+        are left out if they have their defaults."""
+        unknown = {name for name in ("mode", "alpha") if getattr(self, name) == type(self).model_fields[name].default}
+        return self.model_dump(exclude=unknown)
 
 
 class LoopInput(RequestModel):

@@ -18,7 +18,7 @@ from control.queue.jobs.services import UNFINISHED, job_cancel
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_stop
 from control.serving.rollouts.models import Rollout
-from control.serving.rollouts.services import rollout_cancel
+from control.serving.rollouts.services import CANCELLABLE, rollout_cancel
 from control.tenants.accounts.models import Organization
 from control.tenants.row_security.scope import as_tenant
 from control.workflows.batches.models import Batch
@@ -45,9 +45,8 @@ def organizations_drain() -> None:
 
 
 def _stops(organization: Organization) -> Iterator[Callable[[], object]]:
-    """Yields a call for each running object that stops it. Objects come before the objects that they start."""
-    active = (Rollout.Status.STARTING, Rollout.Status.CANARY)
-    for rollout in _some(Rollout.objects.filter(organization=organization, status__in=active)):
+    """Yields the call that stops each running object. What starts other objects comes before those."""
+    for rollout in _some(Rollout.objects.filter(organization=organization, status__in=CANCELLABLE)):
         yield partial(rollout_cancel, rollout=rollout)
     for pipeline in _some(Pipeline.objects.filter(organization=organization, status__in=ACTIVE)):
         yield partial(pipeline_cancel, pipeline=pipeline)

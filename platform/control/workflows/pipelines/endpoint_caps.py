@@ -32,12 +32,12 @@ def _under_caps() -> QuerySet[Pipeline]:
     """Live pipelines whose endpoint runs under a cap, or is stopped by one."""
     runs = Q(deployment__desired_state=Deployment.Desired.RUNNING, quote__cap_nanousd__isnull=False)
     live = Pipeline.objects.filter(runs | Q(paused__isnull=False), status=Status.LIVE, deployment__deleted_at=None)
-    return live.select_related("deployment", "quote")
+    return live.select_related("deployment")
 
 
 def _review(pipeline: Pipeline) -> None:
     assert pipeline.deployment is not None, "a live pipeline has a deployment"
-    reached = quote_cap_reached(pipeline.quote)
+    reached = quote_cap_reached(pipeline.quote_id)
     runs = pipeline.deployment.desired_state == Deployment.Desired.RUNNING
     if reached is not None and runs:
         _change(pipeline, deployment_stop, reached.as_reason())

@@ -7,11 +7,10 @@ from pydantic import Field, SkipValidation
 
 from control.billing.usage.schemas import Amount
 from control.core.api.schemas import Failure, Figures, OneOf, RequestModel, ResponseModel, Unix
-from control.models.engines.schemas import EngineOptions, EnginePlan, Hardware, ValidateOnly
+from control.models.engines.schemas import MAX_FURTHER_ARMS, EngineOptions, EnginePlan, Hardware, ValidateOnly
 from control.queue.jobs.models import Job
 from control.queue.jobs.schemas import Paused, Progress
 from control.workflows.distillations.schemas import DistillationOptions
-from control.workflows.evaluations.arms import MAX_FURTHER_ARMS
 from control.workflows.pipelines.models import Pipeline, PipelineEvent
 from control.workflows.pipelines.state import ACTIVE, STAGES, Status
 from control.workflows.prompt_files.contamination import OnContamination

@@ -24,6 +24,7 @@ from control.core.settings.config import get_config
 from control.models.catalog.services import speculator_create
 from control.models.engines.schemas import EngineOptions
 from control.queue.jobs.models import Job
+from control.queue.jobs.protocol import LABELS_AND_HARDWARE
 from control.queue.jobs.services import job_submit
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_create
@@ -161,6 +162,7 @@ def _make_training(pipeline: Pipeline) -> dict[str, Any]:
         memory_needed=training_memory_needed(pipeline.base_model),
         is_continuation=True,
         hardware=pipeline.hardware,
+        min_protocol=LABELS_AND_HARDWARE if "answers_key" in params else 0,
     )
     return {"training_job": job, "speculator": speculator}
 
@@ -253,7 +255,7 @@ def _deploy(pipeline: Pipeline) -> bool:
 
 def _waits_at_cap(pipeline: Pipeline) -> bool:
     """Records why the endpoint is not created yet, if the quote has reached its cap. A later call creates it."""
-    reached = quote_cap_reached(pipeline.quote)
+    reached = quote_cap_reached(pipeline.quote_id)
     reason = None if reached is None else reached.as_reason()
     if reason != pipeline.paused:
         Pipeline.objects.filter(pk=pipeline.pk, status=Status.DEPLOYING, deployment=None).update(paused=reason)

@@ -11,7 +11,7 @@ from control.billing.spending.quoted import quote_of
 from control.billing.spending.selectors import REACHED, CapReached
 from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_resume
-from control.tenants.row_security.scope import as_tenant
+from control.tenants.row_security.each import each_as_tenant
 from control.workflows.batches.caps import REVIEW_LIMIT, quote_cap_reached
 from control.workflows.quotes.models import Quote
 
@@ -20,8 +20,7 @@ _KINDS = (Job.Kind.TRAINING, Job.Kind.EVALUATION)
 
 def job_cap_reached(job: Job) -> CapReached | None:
     """Returns the cap of the job's quote if it is reached; None: it is not, or the job has no quote."""
-    quote_id = quote_of(job.pk)
-    return None if quote_id is None else quote_cap_reached(Quote.objects.filter(pk=quote_id).first())
+    return quote_cap_reached(quote_of(job.pk))
 
 
 def jobs_paused() -> QuerySet[Job]:
@@ -35,9 +34,8 @@ def jobs_review() -> None:
     Workers call this regularly, so a job is resumed even if it was paused just after the cap was raised. The order is
     random, so that every paused job is reviewed, however many stay paused.
     """
-    for job in jobs_paused().order_by("?")[:REVIEW_LIMIT]:
-        with as_tenant(job.organization_id, job.project_id):
-            _review(job)
+    paused = jobs_paused().order_by("?")[:REVIEW_LIMIT]
+    each_as_tenant(paused, _review, failure="could not review a paused job", name="job_id")
 
 
 def jobs_resume(quote: Quote) -> None:

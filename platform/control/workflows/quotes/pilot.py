@@ -39,11 +39,8 @@ def pilot_rows_store(dataset: Dataset, *, quote_id: str) -> PilotRows:
     return PilotRows(file, more["endpoint"])
 
 
-def pilot_start(dataset: Dataset, rows: PilotRows, *, quote_id: str) -> Batch:
-    """Starts the pilot as an ordinary batch, for which the organization pays.
-
-    Raises: ApiError: 429, a quota is reached.
-    """
+def pilot_start(dataset: Dataset, rows: PilotRows, *, quote_id: str, hardware: str = "") -> Batch:
+    """Starts the pilot as an ordinary batch, for which the organization pays. Raises: ApiError: 429, a quota."""
     assert dataset.base_model is not None, "a quote is for a dataset with a model"
     return batch_create(
         organization=dataset.organization,
@@ -51,6 +48,7 @@ def pilot_start(dataset: Dataset, rows: PilotRows, *, quote_id: str) -> Batch:
         endpoint=rows.endpoint,
         model=dataset.base_model.name,
         metadata={"quote": quote_id},
+        hardware=hardware,
     )
 
 

@@ -5,6 +5,7 @@ from control.billing.usage.schemas import Amount
 from control.core.api.errors import ApiError
 from control.core.api.forms import ConsoleForm, row_choices
 from control.models.catalog.hyperparameters import hyperparameters_check
+from control.queue.devices.selectors import hardware_check
 from control.tenants.accounts.models import Organization
 from control.workflows.datasets.selectors import dataset_get, datasets_list
 from control.workflows.quotes.models import Quote
@@ -27,10 +28,14 @@ def create_from(organization: Organization, body: QuoteInput) -> Quote:
 
 
 def _check_pipeline(pipeline: QuotedPipeline, basis: str) -> None:
-    """Raises: ApiError: 400."""
+    """Raises: ApiError: 400, also if no device that is present is the wanted hardware."""
     if basis != Quote.Basis.PILOT:
         message = "the quote of a pipeline needs the basis pilot, which measures the device time of the model's answers"
         raise ApiError(400, message, "invalid_value", "basis")
+    try:
+        hardware_check(pipeline.hardware)
+    except ApiError as error:
+        raise ApiError(error.status, f"pipeline.{error.message}", error.code, "pipeline.hardware") from error
     kind, limit = pipeline.training.kind, {"max_seconds": pipeline.training.max_seconds}
     hyperparameters_check(kind, limit, param="pipeline.training", kind_param="pipeline.training.kind")
 

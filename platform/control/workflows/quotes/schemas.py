@@ -7,6 +7,7 @@ from pydantic import Field, SkipValidation
 from control.billing.spending.schemas import Dollars
 from control.billing.usage.schemas import Amount
 from control.core.api.schemas import Figures, IntRange, OneOf, RequestModel, ResponseModel, Text, Unix
+from control.models.engines.schemas import MAX_FURTHER_ARMS, Hardware
 from control.workflows.batches.caps import quote_spent_nanousd
 from control.workflows.quotes.models import Quote
 from control.workflows.quotes.stages import STAGES
@@ -26,6 +27,11 @@ class QuotedEvaluation(RequestModel):
     held_out: Annotated[int, IntRange(1)] | None = Field(
         default=None, description="The number of held-out prompts. Null means a tenth of the rows, as in a pipeline."
     )
+    compare_with: list[Annotated[str, Text(80)]] = Field(
+        default=[],
+        max_length=MAX_FURTHER_ARMS,
+        description="Further arms of the evaluation; each makes it dearer. The pipeline checks them.",
+    )
 
 
 class QuotedEndpoint(RequestModel):
@@ -40,9 +46,8 @@ class QuotedPipeline(RequestModel):
 
     training: QuotedTraining
     evaluation: QuotedEvaluation = QuotedEvaluation()
-    endpoint: QuotedEndpoint | None = Field(
-        default=QuotedEndpoint(), description="Null means that the pipeline creates no endpoint."
-    )
+    endpoint: QuotedEndpoint | None = Field(default=QuotedEndpoint(), description="Null: without an endpoint.")
+    hardware: Hardware = None
 
 
 class QuoteInput(RequestModel):

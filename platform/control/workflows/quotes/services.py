@@ -49,6 +49,7 @@ def quote_create(
     """Estimates the cost at current prices. With the basis `pilot`, runs a few rows, which the customer pays for.
 
     Args: pipeline: the values of a `QuotedPipeline`, whose stages are estimated as well; only with the basis `pilot`.
+        The pilot runs on its `hardware`.
     Raises: ApiError: 403, the model has no price; 409, the dataset is not valid, its tokens are not counted, or there
         are too few past requests.
     """
@@ -67,7 +68,9 @@ def quote_create(
                 organization=organization,
                 dataset=dataset,
                 basis=basis,
-                pilot=None if rows is None else pilot_start(dataset, rows, quote_id=identity),
+                pilot=None
+                if rows is None
+                else pilot_start(dataset, rows, quote_id=identity, hardware=(pipeline or {}).get("hardware") or ""),
                 status=Status.MEASURING if mean is None else Status.READY,
                 output_tokens=None if mean is None else round(mean * dataset.num_rows),
                 input_nanousd=dataset.num_tokens * price.input_nanousd * price.batch_percent // 100,
@@ -131,12 +134,14 @@ def _stages(quote: Quote, pilot: Batch, lengths: list[int]) -> list[dict[str, An
     last = attempts.filter(credit_reason=None).order_by("ended_at").last()
     kind = device_kind() if last is None else last.device_kind
     mean, low, high = mean_with_bounds(lengths)
+    # A pilot on the hardware that was asked for has the price of this hardware, which may differ from that of its kind.
+    is_asked_for = last is not None and quote.pipeline is not None and bool(quote.pipeline.get("hardware"))
     facts = PilotFacts(
         num_rows=len(lengths),
         device_seconds=0.0 if last is None else last.count / 1000,
         device_kind=kind,
         hour_nanousd=hour_price(kind) if last is None else last.price_nanousd,
-        endpoint_hour_nanousd=hour_price(kind),
+        endpoint_hour_nanousd=last.price_nanousd if last is not None and is_asked_for else hour_price(kind),
         answer_tokens=Interval(low, mean, high),
     )
     dataset = DatasetFacts(

@@ -1,14 +1,14 @@
 """Estimates the cost of each stage of a pipeline, and of its endpoint, from the pilot of a quote.
 
-    distil    tokens: the input tokens of the dataset, and for each row an answer of the pilot's mean length.
-              device time: at least the pilot's, at most the pilot's x rows of the dataset / rows of the pilot
-    train     device time: at least the pilot's, if training stops soon after the model is loaded; at most `max_seconds`
-              + the upper bound of distil, because a pass over finished answers is not slower than generating them
-    evaluate  device time: each of the three arms answers the held-out prompts once at each concurrency. Lower bound: an
-              engine is as fast as the pilot or, if the concurrency exceeds the number of the pilot's rows, faster in
-              proportion. Upper bound: at a lower concurrency an engine is slower in proportion, and each arm
-              additionally takes the pilot's device time, for the loading of the model
-    endpoint  device time: replicas x hours. An endpoint that sleeps costs less. Tokens are not included
+    distil    tokens: the dataset's input, and the interval of the pilot's answers.
+              device time: between that of the pilot, and that of the pilot for every `pilot rows` of the dataset
+    train     device time: from that of the pilot (the model is loaded, and training stops early) to `max_seconds` and
+              the upper bound of distil. A pass over finished answers is not slower than generating them
+    evaluate  device time: each arm (three, and those of `compare_with`) answers the held-out prompts once at each
+              concurrency. Lower bound: an engine is as fast as the pilot, and faster in proportion to a higher
+              concurrency than the pilot's rows. Upper bound: it is slower in proportion to a lower concurrency, and
+              each arm takes as long to load
+    endpoint  device time: replicas x hours; an endpoint that sleeps costs less, and its tokens are not included
 
 The expected device time of distil and evaluate is the middle of the interval; for train it is `max_seconds` + the
 pilot's device time. The pilot's device time includes the loading of the model, so its speed is a lower bound.
@@ -22,7 +22,7 @@ from typing import Any
 from control.billing.spending.selectors import format_usd
 
 STAGES = ("distil", "train", "evaluate", "endpoint")
-NUM_ARMS = 3  # plain decoding, suffix decoding and the speculator
+NUM_ARMS = 3  # plain decoding, suffix decoding and the speculator; `compare_with` adds others
 _SECONDS_PER_HOUR = 3600
 
 
@@ -92,7 +92,11 @@ def estimate_stages(work: dict[str, Any], pilot: PilotFacts, dataset: DatasetFac
             "evaluate",
             _evaluate_seconds(evaluation, pilot, dataset),
             pilot.device_kind,
-            [f"{_num_held_out(evaluation, dataset)} held-out prompts at concurrency {concurrencies}", measured],
+            [
+                f"{_num_held_out(evaluation, dataset)} held-out prompts at concurrency {concurrencies}",
+                f"{_num_arms(evaluation)} arms",
+                measured,
+            ],
             price=pilot.hour_nanousd,
         ),
     ]
@@ -122,7 +126,12 @@ def _evaluate_seconds(evaluation: dict[str, Any], pilot: PilotFacts, dataset: Da
         relative = concurrency / pilot.num_rows
         fastest += num_rows * mean.low / (pilot.tokens_per_second * max(1.0, relative))
         slowest += num_rows * mean.high / (pilot.tokens_per_second * min(1.0, relative))
-    return Interval.between(NUM_ARMS * fastest, NUM_ARMS * (slowest + pilot.device_seconds))
+    num_arms = _num_arms(evaluation)
+    return Interval.between(num_arms * fastest, num_arms * (slowest + pilot.device_seconds))
+
+
+def _num_arms(evaluation: dict[str, Any]) -> int:
+    return NUM_ARMS + len(evaluation.get("compare_with", ()))  # quotes of earlier releases have no such key
 
 
 def _num_held_out(evaluation: dict[str, Any], dataset: DatasetFacts) -> int:

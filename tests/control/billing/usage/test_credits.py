@@ -230,6 +230,18 @@ def test_credits_for_refusals_by_gates_have_a_monthly_limit_for_each_organizatio
     assert spent_this_month(organization.pk, None) == 3 * DOLLAR
 
 
+def test_credits_for_failures_of_the_service_take_nothing_from_the_limit_of_credits_of_gates(
+    organization: Organization,
+) -> None:
+    for object_id in ("failed", "refused"):
+        use_hour(organization, object_id)
+    assert give_back("failed", reason=CreditReason.ATTEMPT_FAILED) == 2 * DOLLAR
+
+    given = give_back("refused", reason=CreditReason.GATE_REJECTED, monthly_limit_nanousd=2 * DOLLAR)
+
+    assert given == 2 * DOLLAR
+
+
 def test_spend_caps_and_costs_count_the_amount_after_credits(client: Client, organization: Organization) -> None:
     cap = SpendCap.objects.create(organization=organization, nanousd=4 * DOLLAR)
     caller = Caller(organization_id=organization.pk)

@@ -72,6 +72,28 @@ def test_the_least_recently_used_copies_are_deleted_until_the_rest_fits(config: 
     assert any(foreign.iterdir())
 
 
+def test_room_for_the_copy_that_is_fetched_next_is_made_before(config: Config) -> None:
+    oldest, newer, newest = (make_copy(config, f"model-{age}", used_seconds_ago=age) for age in (3_000, 2_000, 1_000))
+
+    model_copies_limit(config)
+    assert oldest.exists(), "the copies fit"
+    model_copies_limit(config, reserved_bytes=1)
+
+    assert [folder.exists() for folder in (oldest, newer, newest)] == [False, True, True]
+
+
+def test_the_last_use_of_a_copy_is_the_end_of_its_use_and_not_the_beginning(config: Config) -> None:
+    used, other, _ = (make_copy(config, f"model-{age}", used_seconds_ago=age) for age in (3_000, 2_000, 1_000))
+    with use_copy(used):
+        set_used(used, 3_000)  # the use began long ago
+        model_copies_limit(config)
+
+    model_copies_limit(config, reserved_bytes=1)
+
+    assert used.exists()
+    assert not other.exists()
+
+
 def test_a_copy_that_was_fetched_a_moment_ago_is_kept_for_the_process_that_will_use_it(config: Config) -> None:
     config = config.model_copy(update={"node_cache": 0})
     folder = make_copy(config, "new", used_seconds_ago=RECENT_SECONDS / 2)

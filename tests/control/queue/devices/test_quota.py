@@ -6,7 +6,7 @@ from django.test import Client
 from pytest_django import Settings
 
 from control.core.database_clock import from_now
-from control.queue.devices.endpoints import EndpointClaim, NoDevice, endpoint_device_lease
+from control.queue.devices.endpoints import EndpointClaim, NoDevice, endpoint_device_lease, endpoint_leases_adopt
 from control.queue.devices.models import Device, EndpointLease
 from control.queue.devices.services import devices_register, endpoint_devices_register, endpoint_devices_renew
 from control.queue.jobs.services import job_claim_next, job_succeed
@@ -14,7 +14,7 @@ from control.queue.jobs.state import Claim
 from control.tenants.accounts.models import Organization
 from control.tenants.quotas.models import Limits
 from tests.control.factories import make_job, make_organization
-from tests.control.queue.devices.helpers import GB, gpu, state
+from tests.control.queue.devices.helpers import GB, cpu, gpu, state
 
 pytestmark = pytest.mark.django_db
 NEEDED = {"cuda": GB}
@@ -115,6 +115,33 @@ def test_devices_that_are_shared_do_not_count(settings: Settings, organization: 
         make_job(organization)
 
     assert all(claim_next() is not None for _ in range(3))
+
+
+def test_a_job_on_a_shared_device_takes_no_place_of_an_endpoint(settings: Settings, organization: Organization) -> None:
+    state(settings, machine="shared")
+    devices_register()
+    limit(organization, 1)
+    make_job(organization, memory_needed=NEEDED)
+    assert claim_next() is not None
+    start(settings, 1)
+
+    lease(organization, "dep_1-0")
+
+    assert EndpointLease.objects.count() == 1
+
+
+def test_an_engine_that_is_adopted_holds_the_gpu_of_its_number_and_not_the_processor(
+    settings: Settings, organization: Organization
+) -> None:
+    state(settings, cpu(80), gpu(80))
+    endpoint_devices_register()
+    engine = EndpointClaim(
+        organization_id=organization.pk, deployment_id="dep_1", replica="dep_1-0", fence=1, memory_needed=NEEDED
+    )
+
+    endpoint_leases_adopt({0: engine})
+
+    assert list(EndpointLease.objects.values_list("device__kind", flat=True)) == ["cuda"]
 
 
 def test_a_waiting_job_says_what_holds_the_devices(

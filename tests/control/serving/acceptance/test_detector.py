@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from control.serving.acceptance.detector import (
     FLOOR,
     MAX_Z,
+    MIN_LEARNED,
     NUM_LEARNED,
     SLACK,
     THRESHOLD,
@@ -20,7 +21,8 @@ from control.serving.acceptance.detector import (
 )
 
 MEAN, DEVIATION, DRAFTS = 2.5, 0.15, 1_000.0
-MIN_AVERAGE_RUN = 10_000  # average number of bins between two false alarms, as stated in the detector's module
+MIN_AVERAGE_RUN = 10_000  # bins between two false alarms, which the module states
+MIN_AVERAGE_RUNS = {10: 500, MIN_LEARNED: 100}  # the same by the number of bins of a shorter reference
 UNITS = st.floats(2.0, MAX_Z)
 
 
@@ -30,9 +32,9 @@ def noise(seed: int, *, mean: float = MEAN, deviation: float = DEVIATION) -> Ite
         yield max(1.0, draw.gauss(mean, deviation))
 
 
-def learned(values: Iterator[float]) -> Detector:
-    detector = Detector()
-    for _ in range(NUM_LEARNED):
+def learned(values: Iterator[float], num_learned: int = NUM_LEARNED) -> Detector:
+    detector = Detector(num_learned=num_learned)
+    for _ in range(num_learned):
         detector, change = observe(detector, next(values), DRAFTS)
         assert change is None
     return detector
@@ -60,6 +62,17 @@ def test_stationary_noise_causes_fewer_false_alarms_than_one_in_ten_thousand_bin
         detector = learned(values)
         num_alarms += len(drops(changes(detector, (next(values) for _ in range(num_bins)))))
     assert num_alarms <= num_series * num_bins / MIN_AVERAGE_RUN
+
+
+@pytest.mark.parametrize("num_learned", MIN_AVERAGE_RUNS)
+def test_a_shorter_reference_causes_no_more_false_alarms_than_stated(num_learned: int) -> None:
+    num_series, num_bins, num_alarms = 300, 500, 0
+    for seed in range(num_series):
+        values = noise(seed)
+        detector = learned(values, num_learned)
+        assert not detector.is_learning
+        num_alarms += len(drops(changes(detector, (next(values) for _ in range(num_bins)))))
+    assert num_alarms <= num_series * num_bins / MIN_AVERAGE_RUNS[num_learned]
 
 
 @pytest.mark.parametrize("units", [2.0, 3.0, 4.0])

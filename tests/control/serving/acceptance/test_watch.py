@@ -107,6 +107,48 @@ def test_another_speculator_gets_a_reference_of_its_own_once_all_processes_serve
     assert event_types(traffic.deployment) == []
 
 
+def patch_alarm(client: Client, deployment: Deployment, minutes: object) -> Any:
+    body = {"acceptance_alarm": {"reference_minutes": minutes}}
+    return client.patch(f"/v1/deployments/{deployment.pk}", body, content_type="application/json")
+
+
+def test_the_reference_is_learned_for_as_long_as_the_customer_says(client: Client, traffic: Traffic) -> None:
+    changed = patch_alarm(client, traffic.deployment, 3)
+    assert (changed.status_code, changed.json()["acceptance_alarm"]) == (200, {"reference_minutes": 3})
+    acceptance_watch_all()
+    traffic.skip_minute()
+    traffic.serve(minutes=2, length=2.5)
+    assert shown(client, traffic.deployment)["state"] == "learning"
+    traffic.serve(minutes=1, length=2.5)
+    assert (shown(client, traffic.deployment)["state"], shown(client, traffic.deployment)["reference"]) == (
+        "watching",
+        2.5,
+    )
+    traffic.serve(minutes=3, length=1.5)
+    assert event_types(traffic.deployment) == ["acceptance.dropped"]
+
+
+def test_another_length_starts_another_reference_and_the_same_one_does_not(client: Client, traffic: Traffic) -> None:
+    traffic.serve(minutes=NUM_LEARNED, length=2.5)
+    generation = Deployment.objects.get().generation
+    assert patch_alarm(client, traffic.deployment, NUM_LEARNED).status_code == 200
+    assert shown(client, traffic.deployment)["state"] == "watching"
+    assert patch_alarm(client, traffic.deployment, 5).status_code == 200
+    assert shown(client, traffic.deployment) is None
+    acceptance_watch_all()
+    traffic.skip_minute()
+    traffic.serve(minutes=1, length=1.5)
+    assert shown(client, traffic.deployment)["state"] == "learning"
+    assert event_types(traffic.deployment) == []
+    assert Deployment.objects.get().generation == generation  # no process restarts
+
+
+@pytest.mark.parametrize("minutes", [2, 24 * 60 + 1, 3.5, "many", None])
+def test_an_impossible_length_of_the_reference_is_refused(client: Client, traffic: Traffic, minutes: object) -> None:
+    refused = patch_alarm(client, traffic.deployment, minutes)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "acceptance_alarm.reference_minutes")
+
+
 def test_deployments_without_a_process_or_a_speculator_are_not_watched(
     client: Client, organization: Organization
 ) -> None:

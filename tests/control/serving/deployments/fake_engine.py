@@ -212,7 +212,8 @@ class Handler(BaseHTTPRequestHandler):
     def _metrics(self) -> dict[str, Any]:
         """Speculation statistics: an engine with a speculator has accepted one of the two tokens."""
         num_accepted = 1 if self.options["speculator_dir"] else 0
-        return {"speculative_decoding": {"num_accepted_draft_tokens": num_accepted}}
+        counts = {"num_accepted_draft_tokens": num_accepted, "mean_acceptance_length": 1.0 + num_accepted}
+        return {"speculative_decoding": counts}
 
     def _stream(self, content: str, body: dict[str, Any]) -> None:
         """Sends two events. They contain the usage if the request's options ask for it, as in the engine."""
@@ -223,7 +224,11 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         for number in range(2):
-            event = {"seed": seed, "choices": [{"index": 0, "delta": {"content": texts[number]}}]}
+            choice: dict[str, Any] = {"index": 0, "delta": {"content": texts[number]}}
+            if body.get("return_acceptance"):
+                is_accepted = number == 0 and self.options["speculator_dir"] is not None
+                choice["acceptance"] = [{"text": texts[number], "accepted": is_accepted}]
+            event = {"seed": seed, "choices": [choice]}
             has_usage_per_event = options.get("continuous_usage_stats") is True
             usage_member = (
                 {"usage": usage(number + 1) if has_usage_per_event else None} if options.get("include_usage") else {}
@@ -313,6 +318,7 @@ def main() -> None:
         "--model-name",
         "--host",
         "--device",
+        "--drain-seconds",
         "--drafter",
         "--speculator-dir",
         "--weights",

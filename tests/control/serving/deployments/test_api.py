@@ -53,6 +53,7 @@ def test_a_deployment_is_created_with_a_name_and_a_model(client: Client, organiz
             "scale_up_seconds": 10,
             "scale_down_seconds": 300,
         },
+        "acceptance_alarm": {"reference_minutes": 60},
         "desired_state": "running",
         "state": "provisioning",
         "error": None,

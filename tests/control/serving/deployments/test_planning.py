@@ -18,6 +18,7 @@ from control.models.engines.schemas import EngineOptions
 from control.serving.deployments.launchers.engine_process import _command
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import canary_create, deployment_create
+from control.serving.deployments.supervisor import SupervisorTimings
 from control.tenants.accounts.models import Organization
 from control.tenants.idempotency.models import IdempotencyKey
 from tests.control.factories import make_base_model
@@ -146,6 +147,7 @@ def test_the_engine_gets_the_options_of_its_deployment(
         "--draft-budget": "6",
     }
     assert {name: words[name] for name in expected} == expected
+    assert float(words["--drain-seconds"]) > SupervisorTimings().drain_seconds  # otherwise it would cut streams first
     assert "--memory-share" not in words  # the engine accepts only one of the two memory options
 
 

@@ -10,6 +10,7 @@ from django.urls import reverse
 
 from control.core.storage.staging import staged_writer
 from control.data.uploads.services import part_add
+from control.queue.jobs.models import Job
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_stop
 from control.serving.gateway.wire import WIRES
@@ -62,6 +63,10 @@ def pause_fine_tuning(world: World) -> None:
     fine_tuning_job_pause(job=world.fine_tuning_job)
 
 
+def end_fine_tuning(world: World) -> None:
+    Job.objects.filter(pk=world.fine_tuning_job.job_id).update(status=Job.Status.SUCCEEDED)
+
+
 def serve_deployment(world: World) -> None:
     Deployment.objects.filter(pk=world.deployment.pk).update(state=Deployment.State.READY)
 
@@ -77,6 +82,7 @@ PREPARATIONS: Mapping[str, Callable[[World], dict[str, Any] | None]] = {
     "POST /v1/batches/{batch_id}/resume": end_batch,
     "POST /v1/batches/{batch_id}/repair": end_batch_with_unfinished_rows,
     "POST /v1/fine_tuning/jobs/{job_id}/resume": pause_fine_tuning,
+    "DELETE /v1/fine_tuning/jobs/{job_id}/checkpoints/{checkpoint_id}": end_fine_tuning,
     "POST /v1/deployments/{deployment_id}/start": stop_deployment,
     "POST /v1/deployments/{deployment_id}/rollouts": serve_deployment,
 }

@@ -74,6 +74,25 @@ def test_the_interval_of_a_pair_of_arms_is_used_if_there_is_one() -> None:
     assert plan({**REPORT, "pairs": pairs}, concurrency=16).interval_from is None
 
 
+@pytest.mark.parametrize("arm", ["plain", "speculative"])
+def test_a_measured_speed_of_zero_is_not_a_measurement(arm: str) -> None:
+    point = {**REPORT["concurrencies"][0], f"tokens_per_second_{arm}": 0.0}
+
+    with pytest.raises(NotMeasuredError, match="no tokens per second at concurrency 1") as refused:
+        plan({**REPORT, "concurrencies": [point]})
+
+    assert refused.value.param == "evaluation_id"
+
+
+def test_an_interval_that_begins_at_zero_bounds_no_devices() -> None:
+    point = {**REPORT["concurrencies"][0], "acceptance_length_interval": [0.0, 2.5]}
+    pair = {"concurrency": 1, "arm": "spec_1", "baseline": "none", "interval": [0.0, 1.0]}
+
+    made = plan({**REPORT, "concurrencies": [point], "pairs": [pair]})
+
+    assert (made.interval_from, made.arms[1].devices_low, made.arms[1].devices_high) == (None, None, None)
+
+
 def test_the_default_is_the_highest_evaluated_concurrency_and_the_evaluated_length() -> None:
     made = plan()
 

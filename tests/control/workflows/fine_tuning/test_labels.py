@@ -17,6 +17,7 @@ from control.models.catalog.models import BaseModel
 from control.queue.jobs.checkpoints import checkpoint_folder
 from control.queue.jobs.failures import Failure
 from control.queue.jobs.models import Job
+from control.queue.jobs.protocol import LABELS_AND_HARDWARE
 from control.queue.jobs.services import job_claim, job_commit_checkpoint, job_fail, job_metrics, job_succeed
 from control.queue.jobs.state import Claim
 from control.tenants.accounts.models import Organization
@@ -94,6 +95,7 @@ def test_a_job_without_turbo_queues_the_training_of_an_adapter(client: Client, t
             "long_rows": "cut", "max_row_tokens": 512, "packing": False,
         },
     }  # fmt: skip
+    assert job.job.min_protocol == LABELS_AND_HARDWARE, "an older worker would fail the job"
     assert job.name == f"ft:tiny:mine:{job.pk[-8:]}"
     assert not Pipeline.objects.exists()
     assert client.get(f"{JOBS}/{job.pk}").json() == body

@@ -70,6 +70,23 @@ def test_a_loop_is_set_changed_shown_and_deleted(client: Client, deployment: Dep
     assert client.get(path_of(deployment)).status_code == 404
 
 
+def test_the_terms_of_the_rollout_include_its_mode_and_alpha(client: Client, deployment: Deployment) -> None:
+    body = {"mode": "shadow", "alpha": 0.2, "min_requests": 10}
+    shown = put(client, deployment, rollout=body).json()["rollout"]
+    assert (shown["mode"], shown["alpha"]) == ("shadow", 0.2)
+    advance_to("rolling_out", begin(deployment, rollout=body))
+    rollout = Rollout.objects.get()
+    assert (rollout.mode, rollout.alpha, rollout.min_requests) == ("shadow", 0.2, 10)
+
+
+def test_the_row_of_a_loop_with_default_terms_has_only_members_that_the_previous_release_knows(
+    client: Client, deployment: Deployment
+) -> None:
+    assert put(client, deployment, rollout={"mode": "canary", "alpha": 0.05}).json()["rollout"]["alpha"] == 0.05
+    known = {"share_percent", "min_requests", "max_acceptance_drop", "max_error_rate", "max_seconds"}
+    assert set(Loop.objects.get().rollout) == known
+
+
 def test_a_change_is_refused_if_the_loop_is_no_longer_the_one_that_was_read(
     client: Client, deployment: Deployment
 ) -> None:
@@ -82,6 +99,8 @@ def test_a_change_is_refused_if_the_loop_is_no_longer_the_one_that_was_read(
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
+        ({"rollout": {"mode": "blind"}}, "invalid_value", "rollout.mode"),
+        ({"rollout": {"alpha": 0.6}}, "invalid_value", "rollout.alpha"),
         ({"recipe": {"kind": "nonsense"}}, "invalid_value", "recipe.kind"),
         ({"recipe": {"kind": "turbo_lora"}}, "output_change", "recipe.kind"),
         ({"recipe": {"hyperparameters": {"epochs": "x"}}}, "invalid_value", "recipe.hyperparameters.epochs"),

@@ -14,6 +14,7 @@ from control.data.files.models import File
 from control.models.catalog.models import Speculator
 from control.queue.devices.services import devices_register
 from control.serving.captures.models import Capture, CapturedRequest
+from control.serving.captures.services import request_capture
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.services import deployment_delete, deployment_stop, deployment_update
 from control.serving.rollouts.models import Rollout
@@ -169,6 +170,47 @@ def test_a_round_fails_if_too_few_requests_are_captured_in_time(deployment: Depl
     )
     made = advance(made)
     assert (made.status, made.reason and made.reason["code"]) == ("failed", "too_few_requests")
+
+
+def test_traffic_that_repeats_itself_lets_a_round_wait_for_different_requests(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CapturedRequest.objects.all().delete()
+    for _ in range(30):
+        body = {"messages": [{"role": "user", "content": "the same"}]}
+        assert request_capture(deployment_id=deployment.pk, endpoint="/v1/chat/completions", body=body)
+    made = advance(begin(deployment))
+    assert (made.status, made.reason) == ("capturing", None)
+    capture_requests(deployment, 20, text="different")
+    assert advance(made).status == "capturing", "the file is not written again at once"
+
+    monkeypatch.setattr(rounds, "timezone", _Later)
+    assert advance(made).status == "distilling"
+    assert File.objects.filter(made_from=deployment.pk).count() == 1
+
+
+def test_a_round_whose_requests_repeat_for_too_long_fails_as_one_without_requests(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"messages": [{"role": "user", "content": "the same"}]}
+    CapturedRequest.objects.all().delete()
+    for _ in range(30):
+        assert request_capture(deployment_id=deployment.pk, endpoint="/v1/chat/completions", body=body)
+    made = advance(begin(deployment, recipe={"max_capture_seconds": 60}))
+    assert made.status == "capturing"
+
+    LoopRound.objects.filter(pk=made.pk).update(changed_at=timezone.now() - dt.timedelta(seconds=61))
+    made = advance(made)
+
+    assert (made.status, made.reason and made.reason["code"]) == ("failed", "too_few_requests")
+
+
+class _Later:
+    """The clock, after `TRY_AGAIN` has passed."""
+
+    @staticmethod
+    def now() -> dt.datetime:
+        return timezone.now() + rounds.TRY_AGAIN
 
 
 def test_a_round_uses_only_the_newest_requests(deployment: Deployment) -> None:

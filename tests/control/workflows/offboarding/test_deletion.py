@@ -19,6 +19,8 @@ from control.queue.jobs.models import Job
 from control.queue.jobs.services import UNFINISHED
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.services import deployment_create
+from control.serving.rollouts.models import Rollout
+from control.serving.rollouts.services import CANCELLABLE
 from control.tenants.accounts.models import Member, Organization, Project, User
 from control.tenants.audit.models import AuditErasure, AuditEvent
 from control.workflows.offboarding import erasing
@@ -227,6 +229,22 @@ def test_everything_that_runs_is_stopped_and_nothing_is_deleted_before_the_time_
     after = counts_of(organization)
     assert {label for label in before if after[label] < before[label]} <= {"deployments.DeploymentSample"}
     assert not AuditErasure.objects.exists()
+
+
+@pytest.mark.parametrize("status", Rollout.Status.values)
+def test_a_rollout_that_can_be_cancelled_is_stopped(status: str) -> None:
+    organization = make_organization()
+    rollout = World(organization).rollout
+    past = timezone.now()
+    Rollout.objects.filter(pk=rollout.pk).update(status=status, started_at=past, watched_at=past)
+    request_deletion(organization)
+
+    organizations_drain()
+
+    rollout.refresh_from_db()
+    is_stopped = status in CANCELLABLE
+    assert rollout.status == (Rollout.Status.ROLLED_BACK if is_stopped else status)
+    assert (rollout.reason or {}).get("code") == ("cancelled" if is_stopped else None)
 
 
 def states_of(organization: Organization) -> dict[str, tuple[str, object]]:

@@ -10,6 +10,7 @@ from control.core.storage.backends import get_storage
 from control.data.files.models import File
 from control.models.catalog.models import BaseModel
 from control.queue.jobs.models import Job
+from control.queue.jobs.protocol import LABELS_AND_HARDWARE
 from control.tenants.accounts.models import Organization
 from control.workflows.pipelines.models import Pipeline
 from control.workflows.pipelines.services import pipeline_cancel, pipeline_resume
@@ -185,5 +186,7 @@ def test_a_fine_tuning_job_trains_on_the_answers_of_its_file(client: Client, bod
     assert (made["turbo"]["state"], made["status"]) == ("training", "running")
     pipeline = Pipeline.objects.get(pk=made["turbo"]["pipeline_id"])
     assert (pipeline.answers, pipeline.batch) == ("file", None)
-    assert "answers_key" in Job.objects.get().params
+    job = Job.objects.get()
+    assert "answers_key" in job.params
+    assert job.min_protocol == LABELS_AND_HARDWARE, "an older worker would fail the job"
     assert advance_to_stage("distil", pipeline).status == "training"

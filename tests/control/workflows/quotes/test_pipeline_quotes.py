@@ -9,13 +9,16 @@ from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from pytest_django import Settings
 
 from control.billing.ledger.models import Subject
 from control.billing.spending.models import QuotedUse
+from control.billing.spending.quoted import quoted_use_add
 from control.billing.usage.credits import credit_add
 from control.billing.usage.device_time import device_time_add
 from control.billing.usage.services import price_set
 from control.models.catalog.models import BaseModel
+from control.queue.devices.services import devices_register
 from control.queue.jobs.models import Job
 from control.queue.jobs.services import job_pause
 from control.serving.deployments.models import Deployment
@@ -23,7 +26,7 @@ from control.serving.deployments.services import deployment_stop
 from control.tenants.accounts.models import Organization
 from control.tenants.authentication.caller import Caller
 from control.tenants.quotas.models import Limits
-from control.workflows.batches.caps import batch_cap_reached, quote_spent_nanousd
+from control.workflows.batches.caps import batch_cap_reached, quote_cap_reached, quote_spent_nanousd
 from control.workflows.batches.models import Batch
 from control.workflows.pipelines.endpoint_caps import endpoints_review
 from control.workflows.pipelines.models import Pipeline
@@ -36,6 +39,7 @@ from control.workflows.quotes.stages import DatasetFacts, Interval, PilotFacts, 
 from tests.control.billing.ledger.test_ledger import age_claim
 from tests.control.billing.spending.support import make_quote
 from tests.control.factories import make_base_model
+from tests.control.queue.devices.helpers import gpu, state
 from tests.control.queue.jobs.helpers import claim
 from tests.control.workflows.pipelines.helpers import (
     advance_to_stage,
@@ -44,6 +48,7 @@ from tests.control.workflows.pipelines.helpers import (
     set_deployment_state,
 )
 from tests.control.workflows.quotes.test_quotes import INPUT_TOKENS, NUM_ROWS, create_quote, end_pilot, make_dataset
+from tests.control.world import World
 
 DOLLAR = 10**9  # in nanodollars
 HOUR = dt.timedelta(hours=1)
@@ -62,7 +67,12 @@ def model(db: None) -> BaseModel:
 
 
 def use_device(
-    subject: Subject, object_id: str, organization: Organization, seconds: float, sequence: str = "1"
+    subject: Subject,
+    object_id: str,
+    organization: Organization,
+    seconds: float,
+    sequence: str = "1",
+    hour_nanousd: int | None = None,
 ) -> None:
     now = timezone.now()
     with transaction.atomic():
@@ -74,6 +84,7 @@ def use_device(
             device_kind="cuda",
             since=now - dt.timedelta(seconds=seconds),
             until=now,
+            hour_nanousd=hour_nanousd,
         )
 
 
@@ -140,6 +151,50 @@ def test_an_evaluation_is_estimated_between_a_speed_that_rises_with_the_concurre
     assert high == pytest.approx(3 * (5 * 30 / 2.5 + 5 * 30 / 10 + 8))
     assert expected == pytest.approx((low + high) / 2)
     assert line["nanousd"] == [round(each * DOLLAR) for each in (low, expected, high)]
+
+    evaluation["compare_with"] = ["suffix", "spec_1"]
+    (more,) = (each for each in estimate_stages(work, pilot, dataset) if each["name"] == "evaluate")
+
+    assert more["device_seconds"] == pytest.approx([5 / 3 * each for each in line["device_seconds"]])
+    assert "5 arms" in more["rests_on"]
+
+
+def test_the_pilot_of_a_quote_with_hardware_runs_on_this_hardware_and_sets_the_price_of_the_endpoint(
+    client: Client, organization: Organization, model: BaseModel, settings: Settings
+) -> None:
+    state(settings, gpu(80, price_per_hour=7.2))
+    devices_register()
+    work = {**WORK, "hardware": "cuda"}
+    quote = create_quote(client, make_dataset(organization, model), pipeline=work)
+    assert Batch.objects.get(pk=quote["pilot_batch_id"]).job.hardware == "cuda"
+    end_pilot(quote, [10, 20, 30])
+    batch = Batch.objects.get(pk=quote["pilot_batch_id"])
+    use_device(Subject.BATCH_TIME, batch.job_id, organization, 12, hour_nanousd=72 * DOLLAR // 10)
+    Job.objects.filter(pk=batch.job_id).update(status=Job.Status.SUCCEEDED)
+
+    ready = client.get(f"/v1/quotes/{quote['id']}").json()
+
+    assert {stage["name"]: stage["price_per_device_hour"]["value"] for stage in ready["stages"]} == dict.fromkeys(
+        ("distil", "train", "evaluate", "endpoint"), 7.2
+    )
+    refused = client.post(
+        "/v1/quotes",
+        {"dataset_id": quote["dataset_id"], "pipeline": {**work, "hardware": "TPU"}},
+        content_type="application/json",
+    )
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "pipeline.hardware")
+
+
+def test_the_canary_of_a_quoted_endpoint_counts_towards_the_cap(organization: Organization, model: BaseModel) -> None:
+    world = World(organization)
+    quote = make_quote(organization, model, cap_nanousd=DOLLAR)
+    quoted_use_add(organization_id=organization.pk, quote_id=quote.pk, object_id=world.deployment.pk)
+    canary = world.rollout.canary
+
+    use_device(Subject.ENDPOINT_TIME, canary.pk, organization, 1000)
+
+    assert quote_spent_nanousd(quote.pk) == DOLLAR
+    assert quote_cap_reached(quote.pk) is not None
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import datetime as dt
 from collections.abc import Mapping
 
 from django.http import HttpRequest
+from django.middleware.csrf import get_token
 from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.safestring import SafeString
@@ -12,10 +13,12 @@ from control.billing.usage.selectors import WIDTHS, Window
 from control.operations.console.base import rows_of
 from control.operations.console.charts import charts, lines_of
 from control.operations.console.rendering import badge, link, table
+from control.operations.console.visitors import member_may, member_of
 from control.serving.acceptance.schemas import DeploymentAcceptance
 from control.serving.deployments.figures import PeriodFigures, figures_by_bucket
 from control.serving.deployments.models import AVAILABLE, Deployment, Replica
 from control.serving.rollouts.models import Rollout
+from control.tenants.accounts.scopes import INFERENCE
 
 NUM_ROLLOUTS = 5
 CHARTED_HOURS = 3
@@ -34,6 +37,14 @@ _SENTENCES = {
     Deployment.State.STOPPING: "It is stopping: it finishes the requests that it has, and refuses new ones.",
     Deployment.State.STOPPED: "It is stopped and answers no requests.",
     Deployment.State.FAILED: "It has failed and answers no requests.",
+}
+# What the chat says in addition, because a message cannot be answered at once.
+_CHAT_NOTES = {
+    Deployment.State.PROVISIONING: "No replica is ready yet, so messages are refused.",
+    Deployment.State.SLEEPING: "The next message wakes the deployment. It waits for at most 60 seconds.",
+    Deployment.State.STOPPING: "The deployment is stopping, so messages are refused.",
+    Deployment.State.STOPPED: "The deployment is stopped, so messages are refused. Start it to try it.",
+    Deployment.State.FAILED: "The deployment has failed, so messages are refused. Start it to try it again.",
 }
 
 
@@ -54,7 +65,20 @@ def deployment_opening(request: HttpRequest, row: Deployment) -> SafeString:
         "rollouts": _rollout_table(request, row),
         "blocked": next((replica.blocked for replica in replicas if replica.blocked is not None), None),
     }
+    if _may_chat(request, row):
+        context |= {"chat_token": get_token(request), "chat_note": _CHAT_NOTES.get(Deployment.State(row.state), "")}
     return render_to_string("console/openings/deployment.html", context)
+
+
+def _may_chat(request: HttpRequest, row: Deployment) -> bool:
+    """Only members chat, because a message costs their organization money. Requests cannot name a canary."""
+    member = member_of(request)
+    return (
+        member is not None
+        and member_may(member, INFERENCE, "POST")
+        and row.deleted_at is None
+        and row.canary_of_id is None
+    )
 
 
 def _figures(row: Deployment) -> Mapping[float, PeriodFigures]:

@@ -238,8 +238,8 @@ class DeploymentAdmin(FormAdmin):
     actions_detail = ["start", "change_served", "stop", "delete"]
     fields = [
         "id", "name", "organization", "base", "the_speculator", "condition", "desired_state", "failure",
-        "num_replicas", "scaling", "processes", "health", "device_time", "generation", "observed_generation",
-        "healthy_at", "created_at", "deleted_at", "lineage", "log",
+        "num_replicas", "scaling", "acceptance_alarm", "processes", "health", "device_time", "generation",
+        "observed_generation", "healthy_at", "created_at", "deleted_at", "lineage", "log",
     ]  # fmt: skip
 
     def opening(self, request: HttpRequest, row: Deployment) -> SafeString:

@@ -319,6 +319,7 @@ def _command(
         "--model-name": deployment.served_name,
         "--host": host or _listening_host(config),
         "--port": str(port),
+        "--drain-seconds": "3600",  # the supervisor ends an engine that drains for longer than its own limit
         "--device": device,
         **_engine_arguments(config, options),
     }

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.exports.artifact import WEIGHTS_FILE, Artifact
-from workers.exports.errors import invalid
+from workers.exports.errors import invalid, unsupported
 from workers.exports.folder import integer, read_json, read_weights, section, write_json
 from workers.exports.target import Target
 from workers.exports.tensors import write_tensors
@@ -43,6 +43,11 @@ def export(artifact: Artifact, target: Target, folder: Path) -> None:
     config |= {name: bool(values.get(name)) for name in _OPTIONS}
     config |= {name: values[name] for name in ("draft_vocab_size", "target_hidden_size") if values.get(name)}
     taps = values.get(_TAPS)
+    if taps is not None and max(taps) >= target.num_layers:
+        raise unsupported(
+            "the drafter reads the output of the last layer, which SGLang does not provide: train it with export_as "
+            f"{NAME!r}, or export it as 'speculators'"
+        )
     if taps is not None and taps != default_taps(target.num_layers):
         config["eagle_config"] = {_TAPS: [tap - 1 for tap in taps], "use_aux_hidden_state": True}
     write_json(folder / "config.json", config)

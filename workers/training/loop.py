@@ -76,8 +76,8 @@ class Method(Protocol[_F]):
     @property
     def num_rows(self) -> int: ...
 
-    def loss(self, rows: Tensor) -> "BatchLoss":
-        """Returns the loss of a batch. rows: [B] int64, distinct row numbers below `num_rows`."""
+    def loss(self, rows: Tensor, step: int) -> "BatchLoss":
+        """Returns the loss of a batch of a training step. rows: [B] int64, distinct row numbers below `num_rows`."""
         ...
 
     def validate(self) -> _F: ...
@@ -246,7 +246,7 @@ class _Run(Generic[F]):
         sums = [0.0, 0.0]  # nats, tokens
         for part in self._order.batch(self._progress.step).tensor_split(self._config.accumulate):
             if len(own_rows := self._processes.my_rows(part)):
-                loss = self._method.loss(own_rows)
+                loss = self._method.loss(own_rows, self._progress.step)
                 torch.autograd.backward(loss.total * loss.num_tokens)
                 sums = [sums[0] + loss.nats, sums[1] + loss.num_tokens]
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]

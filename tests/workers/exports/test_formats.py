@@ -20,6 +20,7 @@ from tests.engine.tiny_speculators import make_block, transformer_values
 from tests.workers.exports.speculators import LORA, VOCAB, refusal, write_eagle3, write_medusa, write_speculator
 from workers.exports.__main__ import main
 from workers.exports.artifact import Artifact
+from workers.exports.errors import ExchangeError
 from workers.exports.formats import FORMATS, export_speculator, formats_of
 from workers.exports.target import Target
 from workers.kinds import TRAINED_KINDS
@@ -130,11 +131,28 @@ def test_the_lm_head_of_a_medusa_export_for_vllm_is_zero_outside_the_draft_vocab
     assert torch.equal(tensors["blocks.2.layers.0.weight"].float(), heads.weight[0, 2])
 
 
+def test_a_drafter_that_reads_the_output_of_the_last_layer_is_not_exported_to_sglang(
+    model_dir: Path, target: Target, tmp_path: Path
+) -> None:
+    own, out = tmp_path / "own", tmp_path / "out"
+    for folder in (own, out, tmp_path / "vllm"):
+        folder.mkdir()
+    write_eagle3(own, tap_layers=(1, 2, target.num_layers))
+
+    with pytest.raises(ExchangeError, match="train it with export_as 'specforge'"):
+        export_speculator(own, "specforge", target, out)
+    export_speculator(own, "speculators", target, tmp_path / "vllm")
+
+    assert list(out.iterdir()) == []
+    config = json.loads((tmp_path / "vllm" / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, target.num_layers]
+
+
 def test_a_specforge_export_lists_the_tap_layers_only_if_they_are_not_the_default(
     tmp_path: Path, target: Target
 ) -> None:
     written = {}
-    for name, taps in {"default": (2, 2, 1), "own": (1, 3, 4)}.items():
+    for name, taps in {"default": (2, 2, 1), "own": (1, 2, 3)}.items():
         folder, out = tmp_path / name, tmp_path / f"{name}-out"
         folder.mkdir()
         out.mkdir()
@@ -143,7 +161,7 @@ def test_a_specforge_export_lists_the_tap_layers_only_if_they_are_not_the_defaul
         written[name] = json.loads((out / "config.json").read_text()).get("eagle_config")
 
     assert written["default"] is None
-    assert written["own"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 3]
+    assert written["own"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("form", ["speculators", "specforge"])

@@ -1,5 +1,6 @@
 """Tests of the loss of EAGLE-3, and of the unroll, which runs the module several times on the module's output."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model) -
     tables = tables_of(config.layer_config(), config.head_dim, 64)
     with torch.no_grad():
         unroll = Unroll(module, target.weights.embedding, tables)
-        first, second = unroll.outputs(batch, step_anchors(batch.anchors.shape[0], 2, 1.0, target.device))
+        first, second = unroll.outputs(batch, step_anchors(batch.positions[batch.anchors], 2, 1.0))
     anchor = 0
     for each in conversations:
         tokens = [*each.prompt_token_ids, *each.completion_token_ids]
@@ -118,14 +119,20 @@ def test_steps_that_use_fewer_anchors_have_the_same_outputs_at_these_anchors(tar
         torch.testing.assert_close(step, expected[anchors], rtol=1e-5, atol=1e-5)
 
 
-@given(num_anchors=st.integers(0, 3000), steps=st.integers(1, 8), share=st.floats(0.1, 1.0))
+@given(
+    num_anchors=st.integers(0, 3000),
+    first=st.integers(0, 100_000),
+    steps=st.integers(1, 8),
+    share=st.floats(0.1, 1.0),
+    offset=st.integers(0, 1_000_000),
+)
 def test_each_step_uses_a_shrinking_part_of_the_anchors_of_the_step_before_it(
-    num_anchors: int, steps: int, share: float
+    num_anchors: int, first: int, steps: int, share: float, offset: int
 ) -> None:
-    anchors = step_anchors(num_anchors, steps, share, torch.device("cpu"))
+    anchors = step_anchors(torch.arange(first, first + num_anchors), steps, share, offset)
 
     assert anchors[0].tolist() == list(range(num_anchors))
-    for step, (before, after) in enumerate(zip(anchors, anchors[1:], strict=False), start=1):
+    for step, (before, after) in enumerate(pairwise(anchors), start=1):
         assert set(after.tolist()) <= set(before.tolist())
         assert after.tolist() == sorted(after.tolist())
         # The fractional parts are spread so evenly that the count differs from the exact part by a few anchors only.
@@ -140,7 +147,7 @@ def test_a_new_drafter_has_the_targets_logits(target: Model, tmp_path: Path) -> 
     preparation = Preparation(
         model_dir=tmp_path,
         target=target,
-        corpus=Corpus((prompt,), (prompt,), "", 0),
+        corpus=Corpus(train=(prompt,), validation=(prompt,), sha256="", num_skipped=0),
         cache=tmp_path,
         seed=0,
         emit=lambda event: None,

@@ -56,7 +56,7 @@ class Regression:
     def num_rows(self) -> int:
         return 64
 
-    def loss(self, rows: Tensor) -> BatchLoss:
+    def loss(self, rows: Tensor, step: int) -> BatchLoss:
         noisy = nn.functional.dropout(self._x[rows], self._noise)  # draws from torch's generator
         error = (self._linear(noisy).squeeze(-1) - self._y[rows]).square().mean()
         return BatchLoss(error, nats=float(error.detach()) * len(rows), num_tokens=len(rows))

@@ -45,7 +45,7 @@ def test_the_unroll_equals_running_the_module_on_its_own_output(target: Model, l
     batch = make_batch(rows, [0, 1], steps=2, draft_index=torch.arange(260))
     with torch.no_grad():
         first, second = MtpUnroll(module, target.weights.embedding, module.rotary_tables(64)).outputs(
-            batch, step_anchors(batch.anchors.shape[0], 2, 1.0, target.device)
+            batch, step_anchors(batch.positions[batch.anchors], 2, 1.0)
         )
     anchor = 0
     for each in CONVERSATIONS:

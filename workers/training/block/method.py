@@ -102,7 +102,7 @@ class BlockMethod:
         served.fc.weight.mul_(self._scale.flatten())
         return served
 
-    def loss(self, rows: Tensor) -> BatchLoss:
+    def loss(self, rows: Tensor, step: int) -> BatchLoss:
         parts = []
         for conversation in rows.tolist():
             possible = num_anchors(self._train, conversation)

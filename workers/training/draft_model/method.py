@@ -71,7 +71,7 @@ class DraftModelMethod:
     def save(self, folder: Path, *, base_model: str) -> None:
         self.model.save(folder, model_dir=self._model_dir, lm_head=self._target.lm_head, base_model=base_model)
 
-    def loss(self, rows: Tensor) -> BatchLoss:
+    def loss(self, rows: Tensor, step: int) -> BatchLoss:
         loss, sums = self._loss(self._train, rows.tolist())
         return BatchLoss(loss, nats=sums.nats, num_tokens=sums.count)
 

@@ -84,8 +84,8 @@ class Eagle3Method:
     def num_rows(self) -> int:
         return len(self._train.prompt_lengths)
 
-    def loss(self, rows: Tensor) -> BatchLoss:
-        return self._loss.batch_loss(self._train, rows.tolist())
+    def loss(self, rows: Tensor, step: int) -> BatchLoss:
+        return self._loss.batch_loss(self._train, rows.tolist(), step)
 
     def validate(self) -> Validation:
         return validation_of(self.simulate(), self._loss.sums(self._validation))

@@ -5,7 +5,8 @@
 Step s uses about the part anchor_share**s of the anchors, so that deep steps, which are reached rarely in serving, cost
 little training time (conditional drop: P-EAGLE, arXiv:2602.01469).
 
-Shape letters: A anchors, As the anchors of step s, H the drafter's and Ht the target's hidden size, V the target's and Vd the draft vocabulary.
+Shape letters: A anchors, As the anchors of step s, H the drafter's and Ht the target's hidden size, V the target's and
+Vd the draft vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,14 +34,17 @@ class Unrolled(Protocol):
         ...
 
 
-def step_anchors(num_anchors: int, steps: int, share: float, device: torch.device) -> list[Tensor]:
+def step_anchors(positions: Tensor, steps: int, share: float, offset: int = 0) -> list[Tensor]:
     """Returns the indices of each step's anchors, [As] int64, ascending. Each step uses a subset of the step before it.
 
-    The anchors of a step are spread evenly over the batch: an anchor belongs to step s if the fractional part of its
-    index times the golden ratio is below share**s.
+    An anchor at position p belongs to step s if the fractional part of (p + offset) times the golden ratio is below
+    share**s. Such positions are spread evenly over a conversation.
+
+    positions: [A] int64, of the anchors in their conversations.
+    offset: selects other anchors; the number of the optimizer's step.
     """
-    fractions = torch.arange(num_anchors, dtype=torch.float64).mul(_GOLDEN_RATIO).frac()
-    return [(fractions < share**step).nonzero().flatten().to(device) for step in range(steps)]
+    fractions = (positions.double() + offset).mul(_GOLDEN_RATIO).frac()
+    return [(fractions < share**step).nonzero().flatten() for step in range(steps)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +66,8 @@ class UnrolledLoss:
     bfloat16: bool
     anchor_share: float = 1.0
 
-    def batch_loss(self, rows: TapRows, conversations: Sequence[int]) -> BatchLoss:
-        losses, sums = self._steps(rows, conversations)
+    def batch_loss(self, rows: TapRows, conversations: Sequence[int], optimizer_step: int) -> BatchLoss:
+        losses, sums = self._steps(rows, conversations, optimizer_step)
         decay = self.parameters.step_decay
         total = torch.stack([decay**step * loss for step, loss in enumerate(losses)]).sum()
         return BatchLoss(total, nats=sum(s.nats for s in sums), num_tokens=sum(s.count for s in sums))
@@ -72,9 +76,11 @@ class UnrolledLoss:
     def sums(self, rows: TapRows) -> list[list[Sums]]:
         """Returns a list for each batch, with the sums of each step."""
         batches = batches_of(len(rows.prompt_lengths), self.parameters.loop.batch_rows)
-        return [self._steps(rows, conversations)[1] for conversations in batches]
+        return [self._steps(rows, conversations, 0)[1] for conversations in batches]
 
-    def _steps(self, rows: TapRows, conversations: Sequence[int]) -> tuple[list[Tensor], list[Sums]]:
+    def _steps(
+        self, rows: TapRows, conversations: Sequence[int], optimizer_step: int
+    ) -> tuple[list[Tensor], list[Sums]]:
         steps = self.parameters.steps
         # Validation reports only the cross entropy of the labels, of all anchors.
         is_training = torch.is_grad_enabled()
@@ -82,7 +88,7 @@ class UnrolledLoss:
         batch = make_batch(rows, conversations, steps=steps, draft_index=self.draft_index)
         target = functional.linear(batch.hidden, self.target_head).softmax(-1) if soft_weight > 0.0 else None
         share = self.anchor_share if is_training else 1.0
-        anchors = step_anchors(batch.anchors.shape[0], steps, share, self.draft_index.device)
+        anchors = step_anchors(batch.positions[batch.anchors], steps, share, optimizer_step)
         losses, sums = [], []
         with torch.autocast(self.draft_index.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
             for step, features in enumerate(self.unroll.outputs(batch, anchors)):

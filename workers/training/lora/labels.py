@@ -75,7 +75,7 @@ class LoraMethod:
     def num_rows(self) -> int:
         return len(self._train)
 
-    def loss(self, rows: Tensor) -> BatchLoss:
+    def loss(self, rows: Tensor, step: int) -> BatchLoss:
         total, sums = self._sums([self._train[row] for row in rows.tolist()])
         return BatchLoss(total / sums.count, nats=sums.nats, num_tokens=sums.count)
 

@@ -94,7 +94,7 @@ class MedusaMethod:
     def num_rows(self) -> int:
         return self._rows.index.shape[0]
 
-    def loss(self, rows: Tensor) -> BatchLoss:
+    def loss(self, rows: Tensor, step: int) -> BatchLoss:
         loss, sums = self._loss(self._train, self._rows, rows.to(self._decoder.device))
         return BatchLoss(loss, nats=sum(s.nats for s in sums), num_tokens=sum(s.count for s in sums))
 

@@ -77,8 +77,8 @@ class MtpMethod:
         self.mtp.config = replace(self.mtp.config, verifier=self.mtp.config.verifier | {"name_or_path": base_model})
         self.mtp.save(folder)
 
-    def loss(self, rows: Tensor) -> BatchLoss:
-        return self._loss.batch_loss(self._train, rows.tolist())
+    def loss(self, rows: Tensor, step: int) -> BatchLoss:
+        return self._loss.batch_loss(self._train, rows.tolist(), step)
 
     def validate(self) -> Validation:
         return validation_of(self.simulate(), self._loss.sums(self._validation))

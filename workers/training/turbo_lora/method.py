@@ -88,7 +88,7 @@ class TurboLoraMethod:
         self.heads.save(folder, base_model=base_model)
         self.adapted.save(folder, base_model=base_model)
 
-    def loss(self, rows: Tensor) -> BatchLoss:
+    def loss(self, rows: Tensor, step: int) -> BatchLoss:
         loss, sums = self._loss(self._train, rows.tolist())
         return BatchLoss(loss, nats=sum(s.nats for s in sums), num_tokens=sum(s.count for s in sums))
 

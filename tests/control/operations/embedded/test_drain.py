@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from control.core.settings.config import Config
 from control.operations.embedded.stack import Stack
@@ -20,7 +21,7 @@ def test_replaced_replicas_may_finish_their_streams_for_the_usual_time(
         commands[name] = command
 
     monkeypatch.setattr(Stack, "_add", record)
-    stack = Stack(Config(data_dir=tmp_path, redis_url="redis://127.0.0.1:1/0"), host="127.0.0.1", port=1)
+    stack = Stack(Config(data_dir=tmp_path, redis_url=SecretStr("redis://127.0.0.1:1/0")), host="127.0.0.1", port=1)
     try:
         stack.start()
     finally:

@@ -19,7 +19,7 @@ from engine.request import Request
 from engine.tokenizer import Tokenizer
 
 # fields of a request that do not change the tokens of its answer
-_NOT_OF_THE_ANSWER = frozenset({"model", "stream", "stream_options", "return_token_ids"})
+_NOT_OF_THE_ANSWER = frozenset({"model", "stream", "stream_options", "return_token_ids", "return_acceptance"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,6 +110,14 @@ def test_answers_with_reasoning_traces_are_equal_when_they_are_scored_again(tmp_
         assert found["verdict"] == "equal", (request, found)
 
 
+def test_a_request_for_a_stream_with_accepted_tokens_is_audited_like_one_without(
+    auditor: Engine, tokenizer: Tokenizer, sampled: tuple[Body, Body]
+) -> None:
+    request, response = sampled
+    found = verdict(auditor, tokenizer, request | {"stream": True, "return_acceptance": True}, response)
+    assert found["verdict"] == "equal"
+
+
 def test_an_answer_is_scored_in_passes_of_many_tokens(
     auditor: Engine, tokenizer: Tokenizer, sampled: tuple[Body, Body], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,12 +24,14 @@ from control.tenants.authentication.api_keys import enter_organization
 from control.tenants.authentication.rate_limits import request_count
 
 CHAT_PATH = "/admin/chat/completions"
+ORGANIZATION_HEADER = "X-Organization"  # the id of the organization whose page sends the message
 
 
 def member_key(request: HttpRequest) -> ApiKey:
     """Returns a key that is not stored, with the organization of the member who has signed in and the member's role.
 
-    Raises: ApiError: 401, nobody has signed in; 403; 415; 429.
+    Raises: ApiError: 401, nobody has signed in; 403; 409, another organization was chosen after the page was loaded;
+        415; 429.
     """
     SessionMiddleware(_no_view).process_request(request)
     _check_origin(request)
@@ -39,6 +41,10 @@ def member_key(request: HttpRequest) -> ApiKey:
         raise ApiError(401, "You are signed out. Reload the page to sign in.", "not_signed_in")
     if member is None:
         raise ApiError(403, "Only members of an organization can use the chat.", "not_a_member")
+    # The message names a model only, and the other organization may have a deployment with the same name.
+    if request.headers.get(ORGANIZATION_HEADER, member.organization_id) != member.organization_id:
+        message = f"You have chosen the organization {member.organization.name} since this page was loaded. Reload it."
+        raise ApiError(409, message, "organization_changed")
     if lacks_second_factor(request, member):
         message = f"{member.organization.name} requires a second factor. Reload the page to set it up."
         raise ApiError(403, message, "second_factor_required")

@@ -30,8 +30,8 @@ def position(job: Job) -> str:
     """Returns the job's position in the queue, and why no worker claims it; a dash if it is not waiting."""
     if job.queue_position is None:  # the opening of the page may have read it
         waiting_described([job])
-    if job.queue_position is None:
-        return "–"
+    if job.queue_position is None:  # a job that is held until older workers have ended has no position
+        return "–" if job.blocked is None else job.blocked["message"]
     return str(job.queue_position) if job.blocked is None else f"{job.queue_position}. {job.blocked['message']}"
 
 
@@ -43,6 +43,8 @@ def why_not_running(job: Job) -> str:
     if job.status == Job.Status.PAUSED:
         return f"Paused: {(job.paused or {}).get('message', '')}"
     if job.status == Job.Status.QUEUED:
+        if job.queue_position is None and job.blocked is not None:
+            return f"Waiting for a worker. {job.blocked['message'].rstrip('.')}"
         place = "" if job.queue_position is None else f", at position {job.queue_position}"
         return f"Waiting for a worker{place}"
     return ""

@@ -1,7 +1,8 @@
 """Compares two answers to the same request, and makes the second request from the first one and its answer.
 
 Two answers are equal if each choice has the same text, reasoning, tool calls, token ids (if the request asked for them)
-and finish reason, and if they have the same number of tokens. Ids, times and log-probabilities are not compared.
+and finish reason, and if they have the same number of tokens. Ids, times and log-probabilities are not compared, nor
+is which tokens were accepted (`return_acceptance`), because two speculators never draft the same tokens.
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import Any
 from control.billing.usage.services import Tokens
 from control.serving.gateway.meter import tokens_of
 
-_NOT_COMPARED = frozenset({"id", "created", "logprobs", "role", "type"})
+_NOT_COMPARED = frozenset({"id", "created", "logprobs", "role", "type", "acceptance"})
 _DATA = b"data: "
 
 

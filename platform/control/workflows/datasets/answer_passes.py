@@ -32,7 +32,7 @@ CHAT, COMPLETIONS = ENDPOINTS
 _ANSWER_MEMBERS = ("role", "content", "tool_calls", "reasoning_content")
 _ENDS = ("stop", "length", "tool_calls")
 # Members of a logged request that concern only the service that answered it, such as the name of its model.
-_OF_SERVICE = frozenset({"model", "stream", "stream_options"})
+_OF_SERVICE = frozenset({"model", "stream", "stream_options", "return_acceptance"})
 
 
 def answered_rows(source: Readable, *, path: str) -> dict[str, Any]:

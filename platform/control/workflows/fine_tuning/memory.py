@@ -7,6 +7,7 @@ from pydantic import Field
 
 from control.core.api.errors import ApiError
 from control.core.api.schemas import ResponseModel
+from control.models.adapters.lora import MAX_RANK
 from control.models.catalog.models import BaseModel
 from control.models.engines.devices import DeviceKind, device_kinds
 from workers.contracts import MAX_ROWS
@@ -67,7 +68,7 @@ def _on(device: DeviceKind, base_model: BaseModel, rank: int) -> FineTuningDevic
 
 
 def _max_rank(parts: FineTuningParts, memory_bytes: int, rank: int) -> int:
-    return max(0, memory_bytes - parts.weights - parts.runtime) * rank // parts.adapter
+    return min(MAX_RANK, max(0, memory_bytes - parts.weights - parts.runtime) * rank // parts.adapter)
 
 
 def _refusal(devices: list[FineTuningDevicePlan], base_model: BaseModel, rank: int) -> ApiError:

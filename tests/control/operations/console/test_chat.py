@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 from django.http import HttpResponse
 from django.test import Client
+from django.urls import reverse
 
 from control.billing.ledger.models import LedgerLine
 from control.billing.spending.models import SpendCap
 from control.billing.usage.models import MonthlySpend, UsageRecord
 from control.billing.usage.services import price_set
-from control.operations.console.chat import CHAT_PATH
+from control.operations.console.chat import CHAT_PATH, ORGANIZATION_HEADER
 from control.serving.deployments.models import Deployment
 from control.serving.deployments.states import State
-from control.tenants.accounts.models import Member, Organization
+from control.tenants.accounts.models import Member, Organization, User
 from control.tenants.quotas.models import Limits
 from tests.control.factories import make_base_model
 from tests.control.operations.console.support import change_path, operator_client, page
@@ -85,6 +86,27 @@ def test_a_deployment_of_another_organization_is_not_found(
 
     assert error_of(foreign) == error_of(unknown) == (404, "model_not_found")
     assert foreign.content == unknown.content.replace(b"slow", b"fast")
+
+
+def test_a_page_that_was_loaded_before_another_organization_was_chosen_sends_no_message_to_it(
+    organization: Organization, other_organization: Organization
+) -> None:
+    """Both organizations have a deployment of the same name, so only the header tells which one the page shows."""
+    row = make_stopped(organization)
+    Deployment.objects.create(organization=other_organization, name="fast", base_model=row.base_model, state="stopped")
+    client = sign_in(organization, "owner", "both")
+    Member.objects.create(organization=other_organization, user=User.objects.get(username="both"), role="owner")
+    shown = f'data-organization="{organization.pk}"'
+    assert shown in page(client, change_path(TABLE, row.pk))
+    body = json.dumps({"model": "fast", "messages": [{"role": "user", "content": "hi"}]})
+    headers = {ORGANIZATION_HEADER: organization.pk}
+
+    before = client.post(CHAT_PATH, body, content_type="application/json", headers=headers)
+    client.post(reverse("choose-organization"), {"organization": other_organization.pk})
+    after = client.post(CHAT_PATH, body, content_type="application/json", headers=headers)
+
+    assert error_of(before) == (503, "deployment_stopped")
+    assert error_of(after) == (409, "organization_changed")
 
 
 def test_a_message_without_the_pages_token_is_refused(organization: Organization) -> None:

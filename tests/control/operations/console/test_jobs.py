@@ -4,18 +4,21 @@ import re
 
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from control.core.settings.config import get_config
-from control.queue.jobs.models import Job
+from control.queue.jobs.models import Job, Worker
+from control.queue.jobs.protocol import HELD
 from control.queue.jobs.services import job_claim_next, job_commit_checkpoint, job_metrics, job_progress, job_submit
 from control.queue.jobs.state import Claim
 from control.tenants.accounts.models import User
 from control.tenants.audit.models import AuditEvent
 from tests.control.factories import make_job, make_organization
 from tests.control.operations.console.support import change_path, operator_client, page, press
+from tests.control.workflows.batches.helpers import make_batch
 
 pytestmark = pytest.mark.django_db
 
@@ -45,6 +48,16 @@ def test_loss_and_acceptance_are_drawn_from_the_checkpoints(operator: Client, cl
     assert 'aria-label="acceptance length: from 2 to 2.75, latest value 2.75"' in text
     # Pixels (x, y) of the three losses, where y = 6 is the top of the chart and 114 the bottom.
     assert 'points="6.0,6.0 160.0,78.0 314.0,114.0"' in text
+
+
+def test_pages_of_a_job_and_a_batch_say_that_they_are_held_until_older_workers_have_ended(operator: Client) -> None:
+    batch = make_batch()
+    Worker.objects.create(pk="old", role="jobs", started_at=Now(), heartbeat_at=Now())
+    held = job_submit(organization=make_organization(), kind="batch", params={}, hardware="cuda")
+    Job.objects.filter(pk=batch.job_id).update(min_protocol=held.min_protocol, not_before=held.not_before)
+
+    assert HELD["message"] in page(operator, change_path("jobs_job", held.pk))
+    assert f"Waiting for a worker. {HELD['message']}" in page(operator, change_path("batches_batch", batch.pk))
 
 
 def test_a_step_with_two_checkpoints_is_drawn_once(operator: Client, claim: Claim) -> None:

@@ -58,7 +58,13 @@ def read(content: bytes, folder: Path) -> list[Any]:
         ),
         (
             {
-                "body": {"model": "other", "messages": [USER], "stream": True, "stream_options": {}},
+                "body": {
+                    "model": "other",
+                    "messages": [USER],
+                    "stream": True,
+                    "stream_options": {},
+                    "return_acceptance": True,
+                },
                 "response": choice(),
             },
             CHAT,

@@ -91,6 +91,16 @@ def test_validate_only_answers_with_the_plan_and_creates_nothing(
     assert (speculator.status_code, speculator.json()["error"]["param"]) == (400, "validate_only")
 
 
+def test_a_plan_never_names_a_rank_that_requests_cannot_have(
+    client: Client, training_file: File, settings: Settings
+) -> None:
+    state_memory(settings, NEEDED.total + 1000 * NEEDED.adapter)
+    (device,) = post(client, training_file, validate_only=True).json()["devices"]
+    hyperparameters = {"lora_rank": device["max_lora_rank"]}
+    method = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}
+    assert post(client, training_file, validate_only=True, method=method).status_code == 200
+
+
 def test_a_model_or_device_of_unknown_size_is_accepted(client: Client, training_file: File, settings: Settings) -> None:
     settings.SLIPSTREAM = get_config().model_copy(update={"device": "cpu", "device_memory_bytes": {}})
     (device,) = post(client, training_file, validate_only=True).json()["devices"]

@@ -11,7 +11,11 @@
     return fetch(chat.dataset.chat, {
       method: "POST",
       credentials: "same-origin",
-      headers: { "Content-Type": "application/json", "X-CSRFToken": chat.dataset.token },
+      headers: {
+        "Content-Type": "application/json",
+        "X-CSRFToken": chat.dataset.token,
+        "X-Organization": chat.dataset.organization,
+      },
       body: JSON.stringify(body),
       signal: running.signal,
     });

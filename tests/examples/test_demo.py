@@ -54,7 +54,7 @@ def test_held_out_questions_are_reproducible_and_not_in_the_training_set() -> No
 
 
 def test_prompt_sets_that_share_a_question_are_refused() -> None:
-    with pytest.raises(ValueError, match="got 1 of the other set"):
+    with pytest.raises(ValueError, match="got 1 shared questions"):
         PromptSets(distill=["a", "b"], held_out=["b"])
 
 

@@ -30,7 +30,11 @@ pytestmark = pytest.mark.django_db
 # The test of all operations leaves out the routes in `EXCHANGES`, because they need the files of a speculator. Their
 # events are tested in tests/control/workflows/speculators. The test also leaves out the routes in `WIRES`, because they
 # only send prompts to an engine and change no row that is audited.
-EXCHANGES = ("/v1/speculators", "/v1/speculators/{speculator_id}/export")
+EXCHANGES = (
+    "/v1/speculators",
+    "/v1/speculators/{speculator_id}/archive",
+    "/v1/speculators/{speculator_id}/export",
+)
 OPERATIONS = [
     pytest.param(route, method, id=f"{method} {route.path}")
     for route in api_routes()

@@ -7,6 +7,7 @@ Nothing is unpacked and nothing in the archive is executed.
 
 import hashlib
 import json
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from slipstream.certificates import ARCHIVE_FORMAT, verify
 from slipstream.errors import CertificateError
 
 _MANIFEST, _CERTIFICATE, _REPORT, _WEIGHTS = "manifest.json", "certificate.json", "report.json", "speculator/"
-_MAX_JSON_BYTES = 64 << 20
+_MAX_JSON_BYTES = 4 << 20  # parsed values need up to 30 times as much memory
 _COPY_BYTES = 1 << 20
 
 
@@ -33,11 +34,14 @@ def verify_archive(path: Path, public_key: str | bytes) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(path) as archive:
             return _verify(archive, public_key)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, OverflowError, struct.error) as error:
         raise CertificateError(f"the archive cannot be read: {error}") from error
 
 
 def _verify(archive: zipfile.ZipFile, public_key: str | bytes) -> dict[str, Any]:
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+        # The service does not compress archives, and a few compressed bytes can fill the memory of this machine.
+        raise CertificateError("the archive was packed again: its files must not be compressed")
     manifest = verify(_json(archive, _MANIFEST), public_key, kind=ARCHIVE_FORMAT)
     statement = verify(_json(archive, _CERTIFICATE), public_key)
     listed = manifest["files"]

@@ -95,6 +95,13 @@ def load_newest_checkpoint(folder: Path) -> Snapshot | None:
     return None
 
 
+def delete_checkpoints(folder: Path) -> None:
+    """Deletes what `load_newest_checkpoint` may read."""
+    for candidate in _newest_first(folder):
+        shutil.rmtree(candidate, ignore_errors=True)
+    (folder / _MANIFEST).unlink(missing_ok=True)
+
+
 def read_checkpoint(folder: Path) -> Snapshot:
     """Raises: CheckpointError: a file is missing or does not match the manifest."""
     try:

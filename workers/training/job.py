@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from engine.drafters.eagle3_config import default_taps
+from engine.drafters.eagle3_module import Eagle3
 from engine.errors import SpeculatorNotLoadable
 from engine.fingerprint import fingerprint_of
 from engine.load import load_model
@@ -25,7 +27,7 @@ from workers.training.artifact import training_report, write_artifact
 from workers.training.data import read_corpus
 from workers.training.kept_states import KeptStates
 from workers.training.loop import train
-from workers.training.methods import make_method
+from workers.training.methods import SpeculatorMethod, make_method
 from workers.training.preparation import Preparation
 from workers.training.processes import ALONE, Processes
 from workers.training.tracking import TrackedRun, configured_trackers, tracked
@@ -100,6 +102,15 @@ def _read_parameters(spec: TrainingSpec) -> Hyperparameters:
         raise UserConfigError("invalid_hyperparameters", str(error)) from error
 
 
+def _own_taps(method: SpeculatorMethod, *, target: Model) -> tuple[int, ...]:
+    """Returns the taps of an EAGLE-3 drafter; () if they are the default taps, which earlier releases always trained."""
+    if not isinstance(method.module, Eagle3):
+        return ()
+    num_layers = target.config.num_layers
+    taps = method.module.config.taps_of(num_layers)
+    return () if taps == default_taps(num_layers) else taps
+
+
 def _train(
     spec: TrainingSpec,
     parameters: Hyperparameters,
@@ -123,6 +134,7 @@ def _train(
             emit=emit,
             processes=processes,
             clock=clock,
+            taps=_own_taps(method, target=preparation.target),
         )
     if not processes.is_first:
         return Finished(result={}, artifacts={})

@@ -10,6 +10,7 @@ depends on the clock.
 """
 
 import hashlib
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from workers.contracts import Checkpoint, Event, Metrics, Progress
 from workers.emitter import Emit
 from workers.hyperparameters.loop import LoopParameters
-from workers.training.checkpoint import Snapshot, load_newest_checkpoint, save_checkpoint
+from workers.training.checkpoint import Snapshot, delete_checkpoints, load_newest_checkpoint, save_checkpoint
 from workers.training.optimizers import (
     make_optimizers,
     optimizer_tensors,
@@ -34,6 +35,8 @@ from workers.training.processes import ALONE, Processes
 
 _FINAL_LEARNING_RATE = 0.05  # relative to the highest learning rate
 _LIVE_EVERY = 10  # between evaluations, the training loss is emitted every 10 steps
+
+logger = logging.getLogger(__name__)
 
 
 class Figures(Protocol):
@@ -120,12 +123,15 @@ def train(
     emit: Emit,
     processes: Processes = ALONE,
     clock: Callable[[], float] = time.monotonic,
+    taps: tuple[int, ...] = (),
 ) -> Outcome[Validation]:
     """Trains a speculator until a limit or early stopping ends the run.
 
-    Starts from the newest undamaged checkpoint if there is one.
+    Starts from the newest undamaged checkpoint if there is one and it has the same `taps`.
 
     checkpoint_dir: a folder that all processes can read.
+    taps: the hidden states that the speculator reads, if they are not those of all earlier releases. Weights that were
+        trained for other taps have the same shapes but are useless.
     """
     order = RowOrder(method.num_rows, config.batch_rows * config.accumulate, seed)
     return train_in_order(
@@ -138,6 +144,7 @@ def train(
         emit=emit,
         processes=processes,
         clock=clock,
+        taps=taps,
     )
 
 
@@ -152,13 +159,14 @@ def train_in_order(
     emit: Emit,
     processes: Processes = ALONE,
     clock: Callable[[], float] = time.monotonic,
+    taps: tuple[int, ...] = (),
 ) -> Outcome[F]:
     """Works like `train`, for any method.
 
     order: the rows of each step.
     figures: makes the figures of a validation from their fields, which a checkpoint has stored.
     """
-    return _Run(method, config, order, figures, seed, checkpoint_dir, emit, processes, clock).run()
+    return _Run(method, config, order, figures, seed, checkpoint_dir, emit, processes, clock, taps).run()
 
 
 class _Run(Generic[F]):
@@ -173,6 +181,7 @@ class _Run(Generic[F]):
         emit: Emit,
         processes: Processes,
         clock: Callable[[], float],
+        taps: tuple[int, ...],
     ) -> None:
         self._method = method
         self._config = config
@@ -182,6 +191,7 @@ class _Run(Generic[F]):
         self._processes = processes
         self._clock = clock
         self._order = order
+        self._taps = taps
         self._figures_type = figures
         self._total_steps = min(config.max_steps or math.inf, config.epochs * self._order.steps_per_epoch)
         self._parameters = {n: p for n, p in method.module.named_parameters() if p.requires_grad}
@@ -194,7 +204,13 @@ class _Run(Generic[F]):
         self._live = _Window(self._started)  # sums since the last event with the training loss
 
     def run(self) -> Outcome[F]:
-        if (snapshot := load_newest_checkpoint(self._folder)) is not None:
+        snapshot = load_newest_checkpoint(self._folder)
+        if snapshot is not None and tuple(snapshot.state.get("taps", ())) != self._taps:
+            logger.warning("the checkpoint of step %d was made for other taps: training begins again", snapshot.step)
+            snapshot = None
+            if self._processes.is_first:
+                delete_checkpoints(self._folder)
+        if snapshot is not None:
             self._restore(snapshot)
         else:
             self._evaluate()  # the initial weights are the result if training never improves them
@@ -315,10 +331,11 @@ class _Run(Generic[F]):
     def _state(self) -> dict[str, object]:
         values = asdict(self._progress)
         del values["step"]  # `Snapshot.step` stores this number
-        return values
+        return values | ({"taps": self._taps} if self._taps else {})
 
     def _restore(self, snapshot: Snapshot) -> None:
         state, best = _with_tuples(snapshot.state), _with_tuples(snapshot.state["best"])
+        state.pop("taps", None)
         self._progress = Progression(step=snapshot.step, **state | {"best": self._figures_type(**best)})
         self._started = self._clock() - self._progress.elapsed_seconds
         self._window, self._live = _Window(self._clock()), _Window(self._clock())

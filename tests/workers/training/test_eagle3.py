@@ -13,11 +13,12 @@ from engine.load import load_model
 from engine.models.base import Model
 from engine.models.rotary import tables_of
 from tests.engine.eagle3_reference import make_config, make_module, reference_layer
+from workers.hyperparameters.eagle3 import Eagle3Hyperparameters
 from workers.training.data import IGNORED, Conversation, Corpus
 from workers.training.eagle3.data import make_batch
 from workers.training.eagle3.loss import step_loss
 from workers.training.eagle3.method import final_gain, initial_module
-from workers.training.eagle3.steps import step_anchors
+from workers.training.eagle3.steps import UnrolledLoss, step_anchors
 from workers.training.eagle3.unroll import Unroll
 from workers.training.hidden_states import compute_tap_rows
 from workers.training.preparation import Preparation
@@ -117,6 +118,27 @@ def test_steps_that_use_fewer_anchors_have_the_same_outputs_at_these_anchors(tar
 
     for anchors, step, expected in zip(used, some, everywhere, strict=True):
         torch.testing.assert_close(step, expected[anchors], rtol=1e-5, atol=1e-5)
+
+
+def test_short_answers_whose_deep_steps_have_no_anchor_have_a_loss(target: Model) -> None:
+    config = make_config(tap_layers=(1, 1, 2), fc_norm=True, norm_output=True)
+    module = make_module(config)
+    rows = compute_tap_rows(target, [conversation((5, 6, 7, 8), (9, 10, 11))], tap_layers=config.taps_of(2), file=None)
+    loss = UnrolledLoss(
+        unroll=Unroll(module, target.weights.embedding, tables_of(config.layer_config(), config.head_dim, 64)),
+        lm_head=module.lm_head.weight,
+        target_head=target.lm_head[module.draft_vocab].float(),
+        draft_index=torch.zeros(config.vocab_size + 1, dtype=torch.int64),
+        parameters=Eagle3Hyperparameters(steps=3),
+        bfloat16=False,
+        anchor_share=0.1,
+    )
+
+    losses = [loss.batch_loss(rows, [0], step) for step in range(8)]
+
+    assert {each.num_tokens for each in losses} == {2, 3}  # the second step has at most one anchor
+    torch.stack([each.total for each in losses]).sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
 
 
 @given(

@@ -78,8 +78,9 @@ def train(
     checkpoint_dir: Path,
     emit: Emit,
     clock: Callable[[], float] = time.monotonic,
+    taps: tuple[int, ...] = (),
 ) -> Outcome[Validation]:
-    return loop.train(method, config, seed=3, checkpoint_dir=checkpoint_dir, emit=emit, clock=clock)
+    return loop.train(method, config, seed=3, checkpoint_dir=checkpoint_dir, emit=emit, clock=clock, taps=taps)
 
 
 class Killed(Exception):
@@ -121,6 +122,20 @@ def test_a_run_killed_at_any_step_ends_with_the_same_bits_as_an_undisturbed_run(
     found = train(resumed, config, checkpoint_dir=tmp_path / "b", emit=Recorder())
     assert all(torch.equal(a, b) for a, b in zip(weights(undisturbed), weights(resumed), strict=True))
     assert without_times(found) == without_times(expected)
+
+
+def test_training_begins_again_if_the_checkpoints_were_made_for_other_taps(tmp_path: Path) -> None:
+    expected = train(Regression(), CONFIG, checkpoint_dir=tmp_path / "a", emit=Recorder(), taps=(1, 2, 4))
+    with pytest.raises(Killed):  # in an earlier release, whose checkpoints state no taps
+        train(Regression(), CONFIG, checkpoint_dir=tmp_path / "b", emit=KillAfter(13))
+
+    emit = Recorder()
+    found = train(Regression(), CONFIG, checkpoint_dir=tmp_path / "b", emit=emit, taps=(1, 2, 4))
+    assert min(event.step for event in emit.of("checkpoint")) == 5
+    assert without_times(found) == without_times(expected)
+    again = Recorder()
+    train(Regression(), CONFIG, checkpoint_dir=tmp_path / "b", emit=again, taps=(1, 2, 4))
+    assert again.of("checkpoint") == []  # it resumed from the last step
 
 
 def test_training_resumes_from_the_previous_checkpoint_with_the_same_result_if_the_newest_is_damaged(

@@ -89,6 +89,7 @@ class UnrolledLoss:
         target = functional.linear(batch.hidden, self.target_head).softmax(-1) if soft_weight > 0.0 else None
         share = self.anchor_share if is_training else 1.0
         anchors = step_anchors(batch.positions[batch.anchors], steps, share, optimizer_step)
+        anchors = [each for each in anchors if len(each)]  # the deep steps of a few short answers may have no anchor
         losses, sums = [], []
         with torch.autocast(self.draft_index.device.type, dtype=torch.bfloat16, enabled=self.bfloat16):
             for step, features in enumerate(self.unroll.outputs(batch, anchors)):

@@ -237,13 +237,14 @@ class Supervisor:
         return _Watched(_process_of(replica), health, CounterSampler(self.timings.sample_seconds))
 
     def _drain(self, replica: Replica, watched: _Watched) -> None:
-        now = time.monotonic()
+        now, drains_already = time.monotonic(), replica.state == Replica.State.DRAINING
         if watched.drain_until is None:
             if not observations.replica_draining(replica=replica):
                 self._check(replica, watched)
                 return
             watched.drain_until = now + self.timings.drain_seconds
-            self._launcher(replica).drain(replica)
+            if not drains_already:  # a second SIGTERM, from the next supervisor, would cut off the open streams
+                self._launcher(replica).drain(replica)
         elif now >= watched.drain_until:
             self._launcher(replica).delete(replica)
 

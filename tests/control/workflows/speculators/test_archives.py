@@ -135,6 +135,40 @@ def test_a_modified_archive_is_refused(
         verified(files, tmp_path)
 
 
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_with_compressed_files_is_refused_before_a_file_is_read(
+    archive: bytes, tmp_path: Path, compression: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest of a few compressed bytes could otherwise fill the memory before its signature is checked."""
+    path = tmp_path / "packed.zip"
+    with zipfile.ZipFile(path, "w", compression) as out:
+        for name, data in files_of(archive).items():
+            out.writestr(name, data)
+    monkeypatch.delattr(zipfile.ZipFile, "open")
+
+    with pytest.raises(CertificateError, match="must not be compressed"):
+        verify_archive(path, public_key_body()["public_key"])
+
+
+def test_a_long_manifest_is_refused_before_it_is_parsed(archive: bytes, tmp_path: Path) -> None:
+    files = files_of(archive)
+    files["manifest.json"] = b"[" + b"[]," * (2 << 20) + b"[]]"
+
+    with pytest.raises(CertificateError, match="which is too much"):
+        verified(files, tmp_path)
+
+
+def test_an_archive_with_damaged_offsets_or_names_is_refused(archive: bytes, tmp_path: Path) -> None:
+    path, start = tmp_path / "damaged.zip", archive.rindex(b"PK\x01\x02")  # the last entry of the directory
+    bad_name = archive[: start + 9] + b"\x08" + archive[start + 10 : start + 46] + b"\xff" + archive[start + 47 :]
+    bad_offset = archive[: start + 42] + b"\xfe\xff\xff\xff" + archive[start + 46 :]
+
+    for damaged in (bad_name, bad_offset):
+        path.write_bytes(damaged)
+        with pytest.raises(CertificateError):
+            verify_archive(path, public_key_body()["public_key"])
+
+
 def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no.zip").write_bytes(b"PK")
 

@@ -39,9 +39,9 @@ def import_speculator(
     return post(client, "/v1/speculators", body_with_file, status=status)
 
 
-def zipped(**files: bytes) -> bytes:
+def zipped(*, compression: int = zipfile.ZIP_DEFLATED, **files: bytes) -> bytes:
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as out:
+    with zipfile.ZipFile(made, "w", compression) as out:
         for name, data in files.items():
             out.writestr(name, data)
     return made.getvalue()
@@ -144,11 +144,21 @@ def damaged(archive: bytes) -> bytes:
     return archive[:begin] + b"\xff" * 8 + archive[begin + 8 :]
 
 
+def far_away(archive: bytes) -> bytes:
+    """An archive whose only entry begins at byte 2**63, where no file can be read."""
+    entry, end = archive.index(b"PK\x01\x02"), archive.index(b"PK\x05\x06")
+    extra = b"\x01\x00\x08\x00" + (1 << 63).to_bytes(8, "little")
+    moved = archive[entry : entry + 30] + b"\x0c\x00" + archive[entry + 32 : entry + 42] + b"\xff" * 4
+    moved += archive[entry + 46 : end] + extra
+    return archive[:entry] + moved + archive[end : end + 12] + len(moved).to_bytes(4, "little") + archive[end + 16 :]
+
+
 # Each value is an archive, and a text that the error message must contain; `|` separates alternative texts.
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "no zip": (b"PK\x03\x04 and nothing more", "no readable zip"),
     "a damaged zip": (damaged(zipped(**{"config.json": b"abcdefgh" * 100})), "no readable zip"),
     "a name that is not UTF-8": (zipped(ä=b"").replace("ä".encode(), b"\xff\xff"), "no readable zip"),
+    "an entry at an impossible offset": (far_away(zipped(**{"config.json": b"{}"})), "no readable zip"),
     "an empty zip": (zipped(), "holds 1 to 200 files"),
     "a path that leaves the folder": (zipped(**{"../../config.json": b"{}"}), "the archive must hold"),
     "an absolute path": (zipped(**{"/etc/config.json": b"{}"}), "the archive must hold"),
@@ -157,6 +167,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "a path with a backslash": (zipped(**{"a\\config.json": b"{}"}), "may not be part|can't be the name"),
     "too many files": (zipped(**{f"{number}.md": b"" for number in range(201)}), "holds 1 to 200 files"),
     "a pickle": (zipped(**{"config.json": b"{}", "model.bin": b"\x80"}), "model.bin may not be part"),
+    "a method without a limit": (zipped(compression=zipfile.ZIP_BZIP2, **{"config.json": b"{}"}), "with deflate"),
     "no speculator": (zipped(**{"config.json": b"{}"}), "speculators_model_type must be"),
 }
 

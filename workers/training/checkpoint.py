@@ -95,11 +95,20 @@ def load_newest_checkpoint(folder: Path) -> Snapshot | None:
     return None
 
 
-def delete_checkpoints(folder: Path) -> None:
-    """Deletes what `load_newest_checkpoint` may read."""
-    for candidate in _newest_first(folder):
-        shutil.rmtree(candidate, ignore_errors=True)
-    (folder / _MANIFEST).unlink(missing_ok=True)
+def load_checkpoint_of(folder: Path, taps: tuple[int, ...], *, deletes: bool) -> Snapshot | None:
+    """Works like `load_newest_checkpoint`, but returns None if the checkpoint was made for other taps.
+
+    deletes: whether to delete such checkpoints, so that no later attempt reads them.
+    """
+    snapshot = load_newest_checkpoint(folder)
+    if snapshot is None or tuple(snapshot.state.get("taps", ())) == taps:
+        return snapshot
+    logger.warning("the checkpoint of step %d was made for other taps: training begins again", snapshot.step)
+    if deletes:
+        for candidate in _newest_first(folder):
+            shutil.rmtree(candidate, ignore_errors=True)
+        (folder / _MANIFEST).unlink(missing_ok=True)
+    return None
 
 
 def read_checkpoint(folder: Path) -> Snapshot:

@@ -103,7 +103,7 @@ def _read_parameters(spec: TrainingSpec) -> Hyperparameters:
 
 
 def _own_taps(method: SpeculatorMethod, *, target: Model) -> tuple[int, ...]:
-    """Returns the taps of an EAGLE-3 drafter; () if they are the default taps, which earlier releases always trained."""
+    """Returns the taps of an EAGLE-3 drafter; () if they are the default taps, which earlier releases trained."""
     if not isinstance(method.module, Eagle3):
         return ()
     num_layers = target.config.num_layers

@@ -10,7 +10,6 @@ depends on the clock.
 """
 
 import hashlib
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from workers.contracts import Checkpoint, Event, Metrics, Progress
 from workers.emitter import Emit
 from workers.hyperparameters.loop import LoopParameters
-from workers.training.checkpoint import Snapshot, delete_checkpoints, load_newest_checkpoint, save_checkpoint
+from workers.training.checkpoint import Snapshot, load_checkpoint_of, save_checkpoint
 from workers.training.optimizers import (
     make_optimizers,
     optimizer_tensors,
@@ -35,8 +34,6 @@ from workers.training.processes import ALONE, Processes
 
 _FINAL_LEARNING_RATE = 0.05  # relative to the highest learning rate
 _LIVE_EVERY = 10  # between evaluations, the training loss is emitted every 10 steps
-
-logger = logging.getLogger(__name__)
 
 
 class Figures(Protocol):
@@ -130,8 +127,7 @@ def train(
     Starts from the newest undamaged checkpoint if there is one and it has the same `taps`.
 
     checkpoint_dir: a folder that all processes can read.
-    taps: the hidden states that the speculator reads, if they are not those of all earlier releases. Weights that were
-        trained for other taps have the same shapes but are useless.
+    taps: the hidden states that the speculator reads, if not those of earlier releases; weights only fit their taps.
     """
     order = RowOrder(method.num_rows, config.batch_rows * config.accumulate, seed)
     return train_in_order(
@@ -204,13 +200,7 @@ class _Run(Generic[F]):
         self._live = _Window(self._started)  # sums since the last event with the training loss
 
     def run(self) -> Outcome[F]:
-        snapshot = load_newest_checkpoint(self._folder)
-        if snapshot is not None and tuple(snapshot.state.get("taps", ())) != self._taps:
-            logger.warning("the checkpoint of step %d was made for other taps: training begins again", snapshot.step)
-            snapshot = None
-            if self._processes.is_first:
-                delete_checkpoints(self._folder)
-        if snapshot is not None:
+        if (snapshot := load_checkpoint_of(self._folder, self._taps, deletes=self._processes.is_first)) is not None:
             self._restore(snapshot)
         else:
             self._evaluate()  # the initial weights are the result if training never improves them

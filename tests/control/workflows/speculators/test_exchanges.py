@@ -3,7 +3,7 @@
 import io
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,13 @@ def import_speculator(
     return post(client, "/v1/speculators", body_with_file, status=status)
 
 
-def zipped(*, compression: int = zipfile.ZIP_DEFLATED, **files: bytes) -> bytes:
+def zipped(**files: bytes) -> bytes:
+    return zipped_by(zipfile.ZIP_DEFLATED, files)
+
+
+def zipped_by(method: int, files: Mapping[str, bytes]) -> bytes:
     made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", compression) as out:
+    with zipfile.ZipFile(made, "w", method) as out:
         for name, data in files.items():
             out.writestr(name, data)
     return made.getvalue()
@@ -167,7 +171,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "a path with a backslash": (zipped(**{"a\\config.json": b"{}"}), "may not be part|can't be the name"),
     "too many files": (zipped(**{f"{number}.md": b"" for number in range(201)}), "holds 1 to 200 files"),
     "a pickle": (zipped(**{"config.json": b"{}", "model.bin": b"\x80"}), "model.bin may not be part"),
-    "a method without a limit": (zipped(compression=zipfile.ZIP_BZIP2, **{"config.json": b"{}"}), "with deflate"),
+    "a method without a limit": (zipped_by(zipfile.ZIP_BZIP2, {"config.json": b"{}"}), "with deflate"),
     "no speculator": (zipped(**{"config.json": b"{}"}), "speculators_model_type must be"),
 }
 

@@ -14,7 +14,7 @@ from botocore.exceptions import EndpointConnectionError
 
 from control.core.storage.backends import FolderStorage, get_storage
 from control.serving.deployments.launchers.engine_process import log_path
-from control.serving.deployments.launchers.processes import NAME_VARIABLE, ProcessIdentity
+from control.serving.deployments.launchers.processes import NAME_VARIABLE, ProcessIdentity, endpoint_processes
 from control.serving.deployments.models import Deployment, Replica
 from control.serving.deployments.observations import backoff_seconds
 from control.serving.deployments.services import deployment_delete, deployment_start, deployment_stop, deployment_update
@@ -295,6 +295,9 @@ def test_an_engine_process_that_no_row_records_is_killed(supervisor: Supervisor,
         env={**os.environ, NAME_VARIABLE: f"{deployment.pk}-0-1"},
         start_new_session=True,
     )
+    while stray.pid not in endpoint_processes():  # the kernel shows the variables only after the start of the program
+        assert stray.poll() is None
+        time.sleep(0.01)
 
     supervisor.kill_strays()
 

@@ -108,8 +108,8 @@ LAYERS = (
     Layer(
         module="benchmarks",
         project=(
-            *("engine", "kernels", "examples", "workers.training", HYPERPARAMETERS, KINDS, MODEL_SIZES, PLANNING),
-            STORED_WEIGHTS,
+            *("engine", "kernels", "examples", "workers.training", EXPORTS, HYPERPARAMETERS, KINDS, MODEL_SIZES),
+            *(PLANNING, STORED_WEIGHTS),
         ),
         banned=SERVICES,
     ),

@@ -37,6 +37,7 @@ from engine.loop import Engine
 from engine.request import Request, SamplingParams
 from engine.tokenizer import Tokenizer
 from examples.prepare_model import ModelNotFoundError, prepare
+from workers.exports.serve_commands import vllm_speculation
 
 FORMATS = {  # by kind of speculator: the export formats that vLLM reads
     "eagle3": ("speculators", "specforge"),
@@ -44,8 +45,6 @@ FORMATS = {  # by kind of speculator: the export formats that vLLM reads
     "medusa": ("medusa",),
     "draft_model": ("hugging_face",),
 }
-_METHODS = {"eagle3": "eagle3", "medusa": "medusa", "draft_model": "draft_model"}  # kind -> vLLM's name for it
-_DEPTH = 5  # draft tokens per pass, for speculators whose configuration does not determine their number
 _BATCH_SIZE, _MAX_SEQ_LEN = 16, 1024
 # Our drafters propose trees. With these values of module constants they propose a chain of the best tokens.
 _CHAIN_SETTINGS: dict[str, dict[str, Any]] = {
@@ -67,10 +66,8 @@ def compare(model: Path, speculator: Path, form: str, job: Job, *, dtype: str = 
     with tempfile.TemporaryDirectory() as scratch:
         exported = Path(scratch) / form
         export(speculator, form, model, exported)
-        config = json.loads((exported / "config.json").read_text())
-        depth = drafted_tokens(config)
-        method = _METHODS.get(kind) or config["speculators_model_type"]
-        speculation = {"method": method, "model": str(exported), "num_speculative_tokens": depth}
+        speculation = vllm_speculation(kind, exported)
+        depth = speculation["num_speculative_tokens"]
         theirs = _vllm_answers(model, speculation, job, Path(scratch) / "vllm.log", dtype=dtype)
     ours = our_answers(model, kind, speculator, job, depth=depth, dtype=dtype)
     our_length, peer_length = ours.acceptance_length or 1.0, theirs.acceptance_length or 1.0
@@ -90,15 +87,6 @@ def export(speculator: Path, form: str, model: Path, out: Path) -> None:
     done = subprocess.run([*command, "--model", str(model)], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise WorkloadError(done.stderr.strip().removeprefix("error: "))
-
-
-def drafted_tokens(config: dict[str, Any]) -> int:
-    """Returns the number of tokens that an exported speculator drafts per pass. `config`: its config.json."""
-    if "num_heads" in config:
-        return int(config["num_heads"])
-    if "block_size" in config:
-        return int(config["speculators_config"]["proposal_methods"][0]["speculative_tokens"])
-    return _DEPTH
 
 
 def _vllm_answers(model: Path, speculation: dict[str, Any], job: Job, log: Path, *, dtype: str) -> Answers:

@@ -4,7 +4,9 @@ docs/exports.md compares our acceptance with that of vLLM, which was started wit
 The commands for SGLang and LoRAX follow the documentation of these engines and were not run.
 """
 
+import json
 from pathlib import Path
+from typing import Any
 
 from workers.exports import lorax, specforge
 from workers.exports.folder import read_json
@@ -36,11 +38,16 @@ def command_of(form: str, kind: str, model: str, exported: Path) -> str:
             f"--speculative-draft-model-path {exported.name} --speculative-num-steps {_DEPTH} "
             f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {_DEPTH + 1}"
         )
+    settings = json.dumps(vllm_speculation(kind, exported) | {"model": exported.name})
+    return f"vllm serve {model} --speculative-config '{settings}'"
+
+
+def vllm_speculation(kind: str, exported: Path) -> dict[str, Any]:
+    """Returns the value of vLLM's option `speculative_config`. Raises: ExchangeError: the folder has no config.json."""
     config, depth = read_json(exported / "config.json"), _DEPTH
     if "num_heads" in config:
         depth = int(config["num_heads"])
     elif "block_size" in config:
         depth = int(config["speculators_config"]["proposal_methods"][0]["speculative_tokens"])
     method = kind if kind in _VLLM_METHODS else config["speculators_model_type"]
-    settings = f'{{"method": "{method}", "model": "{exported.name}", "num_speculative_tokens": {depth}}}'
-    return f"vllm serve {model} --speculative-config '{settings}'"
+    return {"method": method, "model": str(exported), "num_speculative_tokens": depth}

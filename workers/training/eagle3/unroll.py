@@ -38,9 +38,8 @@ class Unroll:
         for step, anchors in enumerate(step_anchors):
             positions = batch.positions[batch.anchors[anchors]] + step
             if step:
-                used = torch.searchsorted(step_anchors[step - 1], anchors)
-                added = [(key[used], value[used]) for key, value in added]
-                residual, x = module.read(fed_back[used], self._embed(batch.input_tokens[anchors, step]))
+                fed_back, added = narrowed(fed_back, added, before=step_anchors[step - 1], after=anchors)
+                residual, x = module.read(fed_back, self._embed(batch.input_tokens[anchors, step]))
                 key = self._rotate(self._heads(attention.k_proj(x)), positions)
                 added.append((key, self._heads(attention.v_proj(x))))
             query = self._rotate(self._heads(attention.q_proj(x)), positions)
@@ -57,6 +56,17 @@ class Unroll:
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [R, heads, D]."""
         return rotate(x, self._cosines[positions], self._sines[positions])
+
+
+def narrowed(
+    outputs: Tensor, added: list[tuple[Tensor, Tensor]], *, before: Tensor, after: Tensor
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """Returns a step's outputs, and the keys and values added so far, for the anchors of the next step only.
+
+    before, after: the anchors of the step and of the next step, from `step_anchors`.
+    """
+    kept = torch.searchsorted(before, after)
+    return outputs[kept], [(key[kept], value[kept]) for key, value in added]
 
 
 class Prefix:

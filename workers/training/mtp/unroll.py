@@ -9,13 +9,12 @@ Source: FastMTP, arXiv:2509.18362 (weights shared by all steps).
 
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from engine.drafters.mtp_model import Mtp
 from kernels.rope import rotate
 from workers.training.eagle3.data import Eagle3Batch
-from workers.training.eagle3.unroll import Prefix
+from workers.training.eagle3.unroll import Prefix, narrowed
 
 
 class MtpUnroll:
@@ -43,9 +42,8 @@ class MtpUnroll:
         for step, anchors in enumerate(step_anchors):
             positions = batch.positions[batch.anchors[anchors]] + step
             if step:
-                used = torch.searchsorted(step_anchors[step - 1], anchors)
-                added = [(key[used], value[used]) for key, value in added]
-                residual = layer.read(output[used], self._embed(batch.input_tokens[anchors, step]))
+                output, added = narrowed(output, added, before=step_anchors[step - 1], after=anchors)
+                residual = layer.read(output, self._embed(batch.input_tokens[anchors, step]))
                 x = layer.input_layernorm(residual)
                 key, value = attention.keys_values(x)
                 added.append((self._rotate(key, positions), value))

@@ -107,11 +107,16 @@ def memory_limit(options: EngineOptions, total_bytes: int | None) -> int | None:
     return int(options.memory_share * total_bytes)
 
 
+def sizes_of(base_model: BaseModel) -> ModelSizes | None:
+    """Returns the sizes from which memory is planned; None: unknown."""
+    return None if base_model.sizes is None else ModelSizes.from_json(base_model.sizes)
+
+
 class _Planner:
     def __init__(self, options: EngineOptions, workload: Workload) -> None:
         self.options, self.workload = options, workload
         model, speculator = workload.base_model, workload.speculator
-        self.sizes = None if model is None or model.sizes is None else ModelSizes.from_json(model.sizes)
+        self.sizes = None if model is None else sizes_of(model)
         speculators = [*([] if speculator is None else [speculator]), *workload.further_speculators]
         measured = sum(_weight_bytes(each.artifact_prefix) for each in speculators)
         self.speculator_bytes = measured + workload.staged_speculator_bytes

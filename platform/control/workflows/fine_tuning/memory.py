@@ -10,8 +10,8 @@ from control.core.api.schemas import ResponseModel
 from control.models.adapters.lora import MAX_RANK
 from control.models.catalog.models import BaseModel
 from control.models.engines.devices import DeviceKind, device_kinds
+from control.models.engines.planning import sizes_of
 from workers.contracts import MAX_ROWS
-from workers.model_sizes import ModelSizes
 from workers.planning import FineTuningParts, fine_tuning_parts
 
 _RANK = "method.supervised.hyperparameters.lora_rank"
@@ -48,12 +48,12 @@ def fine_tuning_plan(base_model: BaseModel, *, rank: int) -> FineTuningPlan:
 
 def fine_tuning_memory_needed(base_model: BaseModel, *, rank: int) -> dict[str, int]:
     """Returns, for each kind of device, the bytes of memory that it must have at least; 0: unknown."""
-    sizes = _sizes(base_model)
+    sizes = sizes_of(base_model)
     return {kind: 0 if sizes is None else fine_tuning_parts(sizes, rank=rank, device=kind).total for kind in MAX_ROWS}
 
 
 def _on(device: DeviceKind, base_model: BaseModel, rank: int) -> FineTuningDevicePlan:
-    sizes, memory_bytes = _sizes(base_model), device.memory_bytes
+    sizes, memory_bytes = sizes_of(base_model), device.memory_bytes
     parts = None if sizes is None else fine_tuning_parts(sizes, rank=rank, device=device.name)
     fits = max_rank = None
     if parts is not None and memory_bytes is not None:
@@ -84,10 +84,6 @@ def _refusal(devices: list[FineTuningDevicePlan], base_model: BaseModel, rank: i
     hint = f"A lora_rank of at most {best} may fit." if best else "Choose a smaller model, or ask for a larger device."
     message = f"An adapter of rank {rank} for {base_model.name!r} cannot be trained here. {on_each} {hint}"
     return ApiError(400, message, "does_not_fit", _RANK if best else "model")
-
-
-def _sizes(base_model: BaseModel) -> ModelSizes | None:
-    return None if base_model.sizes is None else ModelSizes.from_json(base_model.sizes)
 
 
 def _total(parts: FineTuningMemory) -> int:

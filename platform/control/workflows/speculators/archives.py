@@ -15,7 +15,6 @@ the manifest's signature if the signing key was replaced.
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from control.core.api.errors import ApiError
 from control.core.certificates import ARCHIVE_FORMAT, certificate_of
@@ -34,6 +33,7 @@ from control.workflows.speculators.services import (
 )
 from workers.contracts import file_sha256, files_below
 from workers.exports.errors import ExchangeError
+from workers.exports.folder import write_json
 from workers.exports.formats import export_speculator, formats_of
 from workers.exports.serve_commands import command_of, own_command
 from workers.exports.target import Target
@@ -84,7 +84,7 @@ def speculator_archive(*, speculator: Speculator, evaluation_id: str | None) -> 
             "training": speculator.training,
             "provenance": json.loads(provenance.read_text()) if provenance.exists() else None,
         }
-        _write_json(archive / "recipe.json", recipe)
+        write_json(archive / "recipe.json", recipe)
         _write_readme(evaluation, archive, commands, omitted)
         _write_manifest(evaluation, archive)
         return store_archive(archive, speculator, suffix="archive", action="speculator.archive")
@@ -122,9 +122,9 @@ def _export_all(speculator: Speculator, target: Target, archive: Path) -> tuple[
 
 
 def _write_evidence(evaluation: Evaluation, archive: Path) -> None:
-    _write_json(archive / "certificate.json", evaluation.certificate)
+    write_json(archive / "certificate.json", evaluation.certificate)
     if not _fetch(evaluation, "report.json", archive):  # earlier releases stored the report only in the job
-        _write_json(archive / "report.json", evaluation.job.result)
+        write_json(archive / "report.json", evaluation.job.result or {})
     for name in _PLOTS:
         _fetch(evaluation, name, archive)
 
@@ -162,8 +162,4 @@ def _write_manifest(evaluation: Evaluation, archive: Path) -> None:
         "evaluation_id": evaluation.pk,
         "files": {path.relative_to(archive).as_posix(): file_sha256(path) for path in files_below(archive)},
     }
-    _write_json(archive / "manifest.json", certificate_of(statement, kind=ARCHIVE_FORMAT))
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(archive / "manifest.json", certificate_of(statement, kind=ARCHIVE_FORMAT))

@@ -122,6 +122,7 @@ def _export_all(speculator: Speculator, target: Target, archive: Path) -> tuple[
 
 
 def _write_evidence(evaluation: Evaluation, archive: Path) -> None:
+    assert evaluation.certificate is not None  # `_evaluation` chose one that has a certificate
     write_json(archive / "certificate.json", evaluation.certificate)
     if not _fetch(evaluation, "report.json", archive):  # earlier releases stored the report only in the job
         write_json(archive / "report.json", evaluation.job.result or {})

@@ -7,8 +7,13 @@ from pathlib import Path
 
 from control.core.settings.embedded import *  # noqa: F403
 
-while Path(os.environ["SLIPSTREAM_DATA_DIR"], "hold-engines").exists():
-    time.sleep(0.02)  # a test delays the start of engines on this machine by this file, until it deletes the file
+# A test delays the start of engines on this machine by making this folder, in which the waiting processes write their
+# ids, until it deletes the folder.
+_HELD = Path(os.environ["SLIPSTREAM_DATA_DIR"], "held-engines")
+if _HELD.exists():
+    (_HELD / str(os.getpid())).touch()
+while _HELD.exists():
+    time.sleep(0.02)
 
 _TESTS = Path(__file__).resolve().parents[2]
 SLIPSTREAM_ENGINE_COMMAND = [sys.executable, str(_TESTS / "control" / "serving" / "deployments" / "fake_engine.py")]

@@ -6,6 +6,7 @@ The two machines have data folders of their own and know nothing of the database
 import importlib.util
 import os
 import secrets
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -68,16 +69,32 @@ class Machines:
         self._nodes[host] = self._cluster.add_node(node_ip_address=host, num_cpus=2, env_vars=environment)
 
     @contextmanager
-    def holding_engines(self) -> Iterator[None]:
-        """Actors that Ray places within this context start their engines only after its end (engine_settings.py)."""
-        files = [self._folder / host / "hold-engines" for host in HOSTS]
-        for file in files:
-            file.touch()
+    def holding_engines(self) -> Iterator[list[Path]]:
+        """Actors that Ray places within this context start their engines only after its end (engine_settings.py).
+
+        Yields: the folders in which the waiting actors write their process ids.
+        """
+        folders = [self._folder / host / "held-engines" for host in HOSTS]
+        for folder in folders:
+            folder.mkdir()
         try:
-            yield
+            yield folders
         finally:
-            for file in files:
-                file.unlink()
+            for folder in folders:
+                shutil.rmtree(folder)
+
+    def actor_processes(self) -> set[int]:
+        """The processes of this cluster's actors. Another test may use a cluster of its own at the same time."""
+        found = set()
+        ours = f"SLIPSTREAM_DATA_DIR={self._folder}/".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                is_actor = folder.joinpath("cmdline").read_bytes().startswith(b"ray::EngineActor")
+                if is_actor and ours in folder.joinpath("environ").read_bytes():
+                    found.add(int(folder.name))
+            except OSError:
+                continue  # the process has ended
+        return found
 
     def kill_raylet(self, host: str) -> None:
         self._cluster.remove_node(self._nodes.pop(host), allow_graceful=False)
@@ -162,18 +179,6 @@ def test_a_deployment_on_a_ray_cluster_serves_through_the_gateway(ray_stack: Liv
     ray_stack.wait_until(lambda: not Replica.objects.exclude(pid=None).exists(), SECONDS)
 
 
-def actor_processes() -> set[int]:
-    """The processes of all actors of engines, as Ray's workers name themselves."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if folder.joinpath("cmdline").read_bytes().startswith(b"ray::EngineActor"):
-                found.add(int(folder.name))
-        except OSError:
-            continue  # the process has ended
-    return found
-
-
 def kill_and_wait(stack: LiveStack, number: int, kill: Callable[[int], object]) -> None:
     """Kills the engine of a replica in some way, and waits until only this engine and its certificate are new."""
     engines, certificates = engines_by_number(), certificates_by_number()
@@ -204,15 +209,17 @@ def test_killed_engines_actors_and_supervisors_leave_no_orphaned_and_no_duplicat
     kill_and_wait(ray_stack, 0, lambda engine: os.killpg(engine, signal.SIGKILL))
     kill_and_wait(ray_stack, 1, lambda engine: os.kill(parent_of(engine), signal.SIGKILL))
 
-    before = actor_processes()
-    with machines.holding_engines():
+    with machines.holding_engines() as folders:
         deployment_scale(deployment=deployment, num_replicas=3)
-        ray_stack.wait_until(lambda: len(actor_processes()) == 3, SECONDS)
+        ray_stack.wait_until(lambda: any(map(list, map(Path.iterdir, folders))), SECONDS)
         kill_9(supervisor)  # Ray has placed the third actor, but no row records its engine
+        (third,) = (int(file.name) for folder in folders for file in folder.iterdir())
     assert Replica.objects.exclude(pid=None).count() == 2
     supervisor = start_supervisor(ray_stack)
     ray_stack.wait_until(all_ready_and_as_recorded, SECONDS)
-    assert {parent_of(pid) for pid in engines_by_number().values()} == actor_processes() > before
+    actors = {number: parent_of(pid) for number, pid in engines_by_number().items()}
+    assert actors[2] == third, "the engine was started a second time"
+    ray_stack.wait_until(lambda: machines.actor_processes() == set(actors.values()), SECONDS)
 
     engines = engines_by_number()
     supervisor.terminate()
@@ -224,7 +231,7 @@ def test_killed_engines_actors_and_supervisors_leave_no_orphaned_and_no_duplicat
 
     kill_and_wait(ray_stack, 2, lambda engine: os.kill(parent_of(engine), signal.SIGKILL))
     deployment_stop(deployment=deployment)
-    ray_stack.wait_until(lambda: not actor_processes() and not processes_of_replicas(), SECONDS)
+    ray_stack.wait_until(lambda: not machines.actor_processes() and not processes_of_replicas(), SECONDS)
 
 
 def test_the_engines_of_a_lost_machine_are_started_on_another_one(ray_stack: LiveStack, machines: Machines) -> None:

@@ -41,7 +41,7 @@ def test_with_prompt_tokens_the_served_acceptance_equals_the_simulated_acceptanc
 ) -> None:
     asked = requests(tiny_model)
     tokens = write_answers(tmp_path / "tokens.jsonl", tiny_model, asked)
-    folder = trained(tmp_path / "with", tiny_model, tokens, kind)
+    folder = trained(tmp_path / "with", tiny_model, tokens, kind, prompt_tokens=True)
     report = json.loads((folder / "report.json").read_text())
     names = report["validation_ids"]
     held_out = [r for r in asked for name in names if name.startswith(f"row-{r.request_id}-")]

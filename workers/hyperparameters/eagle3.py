@@ -12,8 +12,8 @@ class Eagle3Hyperparameters:
     intermediate_size: int = 0  # size of the layer's MLP; 0: as in the target
     draft_vocab_size: int = 8192  # maximum; see `draft_vocab_fill` in loop.py
     # On CPUs, the drafter can also propose tokens outside the draft vocabulary if the request's prompt contains them.
-    # This is off by default: after some hundred steps, the head has moved too far from the target's head, whose rows
-    # these tokens use, and the acceptance length falls (benchmarks/results/training/vocabulary.md).
+    # This is off by default, because it lowered the acceptance length after 541 training steps
+    # (benchmarks/results/training/vocabulary.md).
     prompt_tokens: bool = False
     fc_norm: bool = True  # normalize each hidden state that is read, because magnitudes differ between layers
     norm_output: bool = True  # pass the normalized output to the next depth, which keeps depths beyond `steps` stable

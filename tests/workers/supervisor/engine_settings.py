@@ -7,8 +7,8 @@ from pathlib import Path
 
 from control.core.settings.embedded import *  # noqa: F403
 
-# A test delays the start of engines on this machine by making this folder, in which the waiting processes write their
-# ids, until it deletes the folder.
+# A test makes this folder to delay the start of engines on this machine until it deletes the folder. Each waiting
+# process writes a file there, whose name is its id.
 _HELD = Path(os.environ["SLIPSTREAM_DATA_DIR"], "held-engines")
 if _HELD.exists():
     (_HELD / str(os.getpid())).touch()

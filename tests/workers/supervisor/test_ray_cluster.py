@@ -69,22 +69,25 @@ class Machines:
         self._nodes[host] = self._cluster.add_node(node_ip_address=host, num_cpus=2, env_vars=environment)
 
     @contextmanager
-    def holding_engines(self) -> Iterator[list[Path]]:
+    def holding_engines(self) -> Iterator[Callable[[], list[int]]]:
         """Actors that Ray places within this context start their engines only after its end (engine_settings.py).
 
-        Yields: the folders in which the waiting actors write their process ids.
+        Yields: a function that returns the process ids of the waiting actors.
         """
         folders = [self._folder / host / "held-engines" for host in HOSTS]
         for folder in folders:
             folder.mkdir()
         try:
-            yield folders
+            yield lambda: [int(file.name) for folder in folders for file in folder.iterdir()]
         finally:
             for folder in folders:
                 shutil.rmtree(folder)
 
     def actor_processes(self) -> set[int]:
-        """The processes of this cluster's actors. Another test may use a cluster of its own at the same time."""
+        """Returns the ids of the processes of this cluster's actors.
+
+        Another test may use a cluster of its own at the same time.
+        """
         found = set()
         ours = f"SLIPSTREAM_DATA_DIR={self._folder}/".encode()
         for folder in Path("/proc").glob("[0-9]*"):
@@ -209,11 +212,11 @@ def test_killed_engines_actors_and_supervisors_leave_no_orphaned_and_no_duplicat
     kill_and_wait(ray_stack, 0, lambda engine: os.killpg(engine, signal.SIGKILL))
     kill_and_wait(ray_stack, 1, lambda engine: os.kill(parent_of(engine), signal.SIGKILL))
 
-    with machines.holding_engines() as folders:
+    with machines.holding_engines() as waiting:
         deployment_scale(deployment=deployment, num_replicas=3)
-        ray_stack.wait_until(lambda: any(map(list, map(Path.iterdir, folders))), SECONDS)
+        ray_stack.wait_until(lambda: len(waiting()) == 1, SECONDS)
         kill_9(supervisor)  # Ray has placed the third actor, but no row records its engine
-        (third,) = (int(file.name) for folder in folders for file in folder.iterdir())
+        (third,) = waiting()
     assert Replica.objects.exclude(pid=None).count() == 2
     supervisor = start_supervisor(ray_stack)
     ray_stack.wait_until(all_ready_and_as_recorded, SECONDS)
